@@ -28,23 +28,23 @@ from benchmarks.characters import Corpus
 from benchmarks.outer_rule import BATCH_SIZE, OVERHEAD, SPEED_SIGMA, STEP_SHAPE, default_rule, initial
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.virtual_worker import ADDED, LATE, VirtualWorker, metrics_of
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
-from training.encoding.pull_codecs import WHOLE, pull_codec
-from training.exchange.client.push import LAST_SPARSE_VALUES
-from training.exchange.owner import published
-from training.exchange.owner.published import ApproximatedState, Published
-from training.exchange.owner.publishing import BYTES_PER_STEP
-from training.exchange.terms import ZERO_TERM
-from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import is_plain
-from training.shards.state import ShardState
-from training.step_rules import pushed_weight
-from training.tasks.mnist import Mnist
-from training.tasks.text import TextOptions
-from training.trainer.loading import build_task
-from training.trainer.runner import TaskRunner
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.pull_codecs import WHOLE, pull_codec
+from p2pnode.training.exchange.client.push import LAST_SPARSE_VALUES
+from p2pnode.training.exchange.owner import published
+from p2pnode.training.exchange.owner.published import ApproximatedState, Published
+from p2pnode.training.exchange.owner.publishing import BYTES_PER_STEP
+from p2pnode.training.exchange.terms import ZERO_TERM
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import is_plain
+from p2pnode.training.shards.state import ShardState
+from p2pnode.training.step_rules import pushed_weight
+from p2pnode.training.tasks.mnist import Mnist
+from p2pnode.training.tasks.text import TextOptions
+from p2pnode.training.trainer.loading import build_task
+from p2pnode.training.trainer.runner import TaskRunner
 
 SEEDS = 5
 SETTINGS = ExchangeSettings()

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from benchmarks.daemons import DEADLINE_S, Daemon, daemons, status
 from benchmarks.record import NotMeasured, Outcome, Series
-from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
-from training.simulation.model.plan import Plan
-from training.simulation.model.step_times import StepTimes
-from training.simulation.run import simulate
+from p2pnode.training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
+from p2pnode.training.simulation.model.plan import Plan
+from p2pnode.training.simulation.model.step_times import StepTimes
+from p2pnode.training.simulation.run import simulate
 
 NODES = 32
 #: No step lasts the ten seconds after which a daemon no longer waits for a peer (e⁻¹⁰): the simulator has no such rule.

@@ -36,16 +36,16 @@ from benchmarks.characters import LOCAL_STEPS, NODES, OPTIONS, STEPS, Corpus
 from benchmarks.outer_rule import initial
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.virtual_worker import ADDED, LATE, VirtualWorker, metrics_of
-from training.barriers.predicates import Barrier, make_barrier
-from training.codec_choice import LEAST_LOSSY
-from training.encoding.codecs import CodecName, Vector
-from training.settings import BarrierSettings, ExchangeSettings
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.state import ShardState
-from training.tasks.text import TextOptions
-from training.trainer.loading import build_task
-from training.trainer.runner import TaskRunner
+from p2pnode.training.barriers.predicates import Barrier, make_barrier
+from p2pnode.training.codec_choice import LEAST_LOSSY
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.settings import BarrierSettings, ExchangeSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
+from p2pnode.training.tasks.text import TextOptions
+from p2pnode.training.trainer.loading import build_task
+from p2pnode.training.trainer.runner import TaskRunner
 
 SEEDS = 5
 AIM = "≤ 1.02"

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from training.trainer.loading import build_task
+from p2pnode.training.trainer.loading import build_task
 
 TASK = "benchmarks.tasks:Load"
 #: Optimiser steps of one timing while the load is sized.

@@ -20,11 +20,11 @@ import torch
 
 from benchmarks.outer_rule import BATCH_SIZE, Study, VirtualNode, default_rule, initial
 from benchmarks.record import NotMeasured, Outcome, Series
-from training.barriers.predicates import Barrier, make_barrier, resample_after
-from training.codec_choice import LEAST_LOSSY
-from training.settings import BarrierMethod, BarrierSettings, TrainingSettings
-from training.shards.applied import DeltaId
-from training.shards.state import ShardState
+from p2pnode.training.barriers.predicates import Barrier, make_barrier, resample_after
+from p2pnode.training.codec_choice import LEAST_LOSSY
+from p2pnode.training.settings import BarrierMethod, BarrierSettings, TrainingSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.state import ShardState
 
 NODES = 6
 SLOWER = 4.0

@@ -27,8 +27,8 @@ import torch
 
 from benchmarks.daemons import Daemon, Daemons, daemons, wait_until
 from benchmarks.record import NotMeasured, Outcome, Series
-from training.settings import BarrierMethod, BarrierSettings, TrainingSettings
-from training.tasks.text import Text, TextOptions
+from p2pnode.training.settings import BarrierMethod, BarrierSettings, TrainingSettings
+from p2pnode.training.tasks.text import Text, TextOptions
 
 NODES = 3
 OPTIONS = TextOptions(layers=4, width=160, heads=4, context=32, batch_size=8, learning_rate=1e-3, warmup=100)
@@ -111,7 +111,7 @@ def _runs(corpus: Corpus) -> dict[str, Callable[[int], Curve]]:
 
 
 def parameters() -> int:
-    from training.tasks.text import ByteTransformer
+    from p2pnode.training.tasks.text import ByteTransformer
 
     return sum(value.numel() for value in ByteTransformer(OPTIONS).parameters())
 

@@ -15,9 +15,9 @@ import torch
 
 from benchmarks.outer_rule import BATCH_SIZE, CHECKPOINTS, SEEDS, Curve, Study, default_rule, differences
 from benchmarks.record import Outcome, Series
-from training.encoding import codecs
-from training.encoding.codecs import CodecName
-from training.settings import ExchangeSettings
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.settings import ExchangeSettings
 
 NODES = 4
 LOSSY: tuple[CodecName, ...] = tuple(name for name in get_args(CodecName) if name != "float32")

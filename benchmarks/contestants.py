@@ -22,8 +22,8 @@ import msgspec
 from benchmarks.daemons import Daemon, Daemons, status, wait_until
 from benchmarks.gate import Gate, Turn, peak_bytes, reset_peak_memory
 from benchmarks.record import NotMeasured
-from overlay.sealing.swarm_key import SwarmKey
-from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
+from p2pnode.overlay.sealing.swarm_key import SwarmKey
+from p2pnode.training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
 
 #: Longest turn, and longest start of a group.
 TURN_S = 120.0

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import NotMeasured
-from overlay.settings import NodeSettings, SwarmSettings
 from p2pnode.client import STATUS_FILE, find
 from p2pnode.config.settings import Config, LogSettings, StatusSettings
 from p2pnode.config.toml import node_toml
 from p2pnode.demo.nodes import DemoNode, end_all, wait_for_exit
 from p2pnode.errors import UserError
-from training.settings import BarrierSettings, DevicesSettings, ExchangeSettings, TrainingSettings
+from p2pnode.overlay.settings import NodeSettings, SwarmSettings
+from p2pnode.training.settings import BarrierSettings, DevicesSettings, ExchangeSettings, TrainingSettings
 
 RUN = "benchmark"
 #: Longest wait for anything a node should come to within seconds.

@@ -32,15 +32,15 @@ from benchmarks.outer_rule import default_rule, initial
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.steps import BareLoop, bare_loop, between, node_rate, pause
 from benchmarks.virtual_worker import metrics_of
-from training.devices.arithmetic import weighted_mean, weights_of
-from training.devices.positions import AveragePositions, LeaderPositions
-from training.encoding.codecs import Vector
-from training.settings import BarrierSettings, DevicesSettings, ExchangeSettings, TrainingSettings
-from training.shards.applied import DeltaId
-from training.shards.state import ShardState
-from training.trainer.loading import build_task
-from training.trainer.runner import TaskRunner
-from training.trainer_link.interface import StepOrder, StepReport
+from p2pnode.training.devices.arithmetic import weighted_mean, weights_of
+from p2pnode.training.devices.positions import AveragePositions, LeaderPositions
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.settings import BarrierSettings, DevicesSettings, ExchangeSettings, TrainingSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.state import ShardState
+from p2pnode.training.trainer.loading import build_task
+from p2pnode.training.trainer.runner import TaskRunner
+from p2pnode.training.trainer_link.interface import StepOrder, StepReport
 
 NODES, TRAINERS = 2, 4
 STEPS, LOCAL_STEPS, PERIOD = 40, 16, 4

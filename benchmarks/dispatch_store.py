@@ -21,13 +21,13 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.record import NotMeasured, Outcome, Series
-from overlay.environment import Environment
-from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+from p2pnode.training.dispatch.answers import Answer, QueueEvent, QueueRules, Registration, ReportAnswer
+from p2pnode.training.dispatch.chunks import ChunkTable, DatasetChunk
+from p2pnode.training.dispatch.open_store import open_store
+from p2pnode.training.dispatch.stored_queue import StoredQueue
 from tests.process.harness.etcd_server import EtcdServer, etcd_binary
-from training.dispatch.answers import Answer, QueueEvent, QueueRules, Registration, ReportAnswer
-from training.dispatch.chunks import ChunkTable, DatasetChunk
-from training.dispatch.open_store import open_store
-from training.dispatch.stored_queue import StoredQueue
 
 REPETITIONS = 3
 TASKS = 100_000

@@ -25,11 +25,11 @@ import torch
 from benchmarks.async_rule import SMALL, turn_seconds
 from benchmarks.characters import KILL_AT, LATE_AT, LOCAL_STEPS, OPTIONS, STEPS, STOP_AT, STOPPED_S, Corpus
 from benchmarks.record import NotMeasured, Outcome, Series
+from p2pnode.training.tasks.text import Text, TextOptions
+from p2pnode.training.trainer_link.interface import StepOrder, StepReport
 from tests.harness.environment.virtual_loop import OWNER, VirtualLoop
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.real_trainer import InlineTrainer
-from training.tasks.text import Text, TextOptions
-from training.trainer_link.interface import StepOrder, StepReport
 
 SEEDS = 5
 AIM = "≤ 1.01"

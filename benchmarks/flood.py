@@ -24,12 +24,12 @@ from collections.abc import Iterator
 from benchmarks.daemons import Daemon, daemons, status, wait_until
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.start import resident_bytes
-from overlay.addresses import split_address
-from overlay.sealing.handshake import INIT, INIT_BYTES, RESPONSE, RESPONSE_BYTES, SEALED
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.sockets.listener import bind_pair
 from p2pnode.keys.key_files import write_key_file
-from training.settings import TrainingSettings
+from p2pnode.overlay.addresses import split_address
+from p2pnode.overlay.sealing.handshake import INIT, INIT_BYTES, RESPONSE, RESPONSE_BYTES, SEALED
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.sockets.listener import bind_pair
+from p2pnode.training.settings import TrainingSettings
 
 NODES = 4
 DATAGRAMS, CONNECTIONS = 100_000, 1000

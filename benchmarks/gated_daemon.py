@@ -24,9 +24,9 @@ from benchmarks.plain_trainer import PlainTrainer
 from benchmarks.probed import Wakes, probe
 from p2pnode import daemon
 from p2pnode.config.load import load
-from training.layout import Layout, LayoutEntry
-from training.settings import TrainingSettings
-from training.trainer_link.interface import (
+from p2pnode.training.layout import Layout, LayoutEntry
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.trainer_link.interface import (
     Ranges,
     Resume,
     StepOrder,
@@ -35,7 +35,7 @@ from training.trainer_link.interface import (
     TrainerHello,
     Vector,
 )
-from training.trainer_link.shared_memory import SharedVectors
+from p2pnode.training.trainer_link.shared_memory import SharedVectors
 
 #: Small against the values, as deltas are.
 DELTA_SCALE = 1e-3

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.tasks.task import TrainSpec, read_options
+from p2pnode.training.tasks.task import TrainSpec, read_options
 
 VOCABULARY, CONTEXT = 50_257, 1_024
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from benchmarks.record import NotMeasured, Outcome, Series
-from training import kernels
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.robust import norm_of
-from training.shards.state import ShardState
+from p2pnode.training import kernels
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.robust import norm_of
+from p2pnode.training.shards.state import ShardState
 
 VALUES = 390_000
 SHARDS = 24

@@ -27,7 +27,7 @@ from benchmarks.idle_server import answering
 from benchmarks.record import NotMeasured, Outcome, Series
 from p2pnode.client import NodeClient
 from p2pnode.errors import UserError
-from training.settings import TrainingSettings
+from p2pnode.training.settings import TrainingSettings
 
 #: By size in millions: layers, width, nodes.
 SHAPES = {25.0: (3, 384, 2), 124.0: (12, 768, 2), 355.0: (24, 1024, 1)}

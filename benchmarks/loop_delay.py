@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.daemons import daemons, wait_until
 from benchmarks.probed import PERIOD_S, window
 from benchmarks.record import Outcome, Series
-from training.settings import TrainingSettings
+from p2pnode.training.settings import TrainingSettings
 
 REPETITIONS = 3
 WINDOW_S = 6.0

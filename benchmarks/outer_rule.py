@@ -23,16 +23,16 @@ import torch
 
 from benchmarks.record import Outcome, Series
 from benchmarks.virtual_worker import metrics_of
-from training.codec_choice import LEAST_LOSSY
-from training.encoding import codecs
-from training.encoding.codecs import Vector
-from training.settings import ExchangeSettings, TrainingSettings
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule, is_plain
-from training.shards.state import ShardState
-from training.trainer.loading import build_task
-from training.trainer.runner import TaskRunner
-from training.trainer_link.interface import StepOrder
+from p2pnode.training.codec_choice import LEAST_LOSSY
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.settings import ExchangeSettings, TrainingSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule, is_plain
+from p2pnode.training.shards.state import ShardState
+from p2pnode.training.trainer.loading import build_task
+from p2pnode.training.trainer.runner import TaskRunner
+from p2pnode.training.trainer_link.interface import StepOrder
 
 CHECKPOINTS = (10, 20, 50, 100)
 NODES = (1, 2, 4)

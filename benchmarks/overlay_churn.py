@@ -17,8 +17,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from benchmarks.record import Outcome, Series
-from overlay.discovery.lookup_service import Finished
-from overlay.overlay import Overlay
+from p2pnode.overlay.discovery.lookup_service import Finished
+from p2pnode.overlay.overlay import Overlay
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.overlay_swarm import OverlayWorld
 

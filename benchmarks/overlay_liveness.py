@@ -15,9 +15,9 @@ import random
 from dataclasses import dataclass, field
 
 from benchmarks.record import Outcome, Series
-from overlay.ids import random_id
-from overlay.overlay import Overlay
-from overlay.peers import PeerChange
+from p2pnode.overlay.ids import random_id
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.overlay.peers import PeerChange
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.overlay_swarm import OverlayWorld
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.record import Outcome, Series
-from overlay.discovery.population import Estimator
+from p2pnode.overlay.discovery.population import Estimator
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.overlay_swarm import OverlayWorld
 

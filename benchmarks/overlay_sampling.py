@@ -23,14 +23,14 @@ from typing import Any, cast
 from kademlia.node import Node as KademliaNode
 
 from benchmarks.record import Outcome, Series
-from overlay.addresses import Address
-from overlay.discovery.peer_sampling import PeerSampler
-from overlay.discovery.sampling import POOL_BALLS, ball_radius, inside_ball
-from overlay.ids import random_id
-from overlay.kademlia.routing_table import ContactTable
-from overlay.local_node import LocalNode
-from overlay.peers import Activity, Contact, Peer
-from overlay.system import SystemClock
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.discovery.peer_sampling import PeerSampler
+from p2pnode.overlay.discovery.sampling import POOL_BALLS, ball_radius, inside_ball
+from p2pnode.overlay.ids import random_id
+from p2pnode.overlay.kademlia.routing_table import ContactTable
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.peers import Activity, Contact, Peer
+from p2pnode.overlay.system import SystemClock
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.overlay_swarm import OverlayWorld

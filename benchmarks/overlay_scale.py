@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.record import Outcome, Series
-from overlay.discovery.lookup_service import Finished
-from overlay.ids import distance, random_id
-from overlay.overlay import Overlay
+from p2pnode.overlay.discovery.lookup_service import Finished
+from p2pnode.overlay.ids import distance, random_id
+from p2pnode.overlay.overlay import Overlay
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.overlay_swarm import OverlayWorld
 

@@ -39,12 +39,12 @@ TIMEOUT_S = 900.0
 
 async def swarm(nodes: int, folder: Path, lookups_s: float, settle_s: float) -> dict[str, Any]:
     """Start the nodes, look ids up, and report the cost. Times in seconds, memory in bytes."""
-    from overlay.identity import load_identity, next_incarnation
-    from overlay.overlay import Overlay
-    from overlay.peers import Activity
-    from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
-    from overlay.sockets.transport import SocketTransport
-    from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+    from p2pnode.overlay.identity import load_identity, next_incarnation
+    from p2pnode.overlay.overlay import Overlay
+    from p2pnode.overlay.peers import Activity
+    from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
+    from p2pnode.overlay.sockets.transport import SocketTransport
+    from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
     from tests.harness.environment.simulated import NoLog, make_environment
 
     # As in a daemon, threads write to the disk: one pool of them for all nodes.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from training.layout import Layout
-from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from training.trainer_link.engine_messages import EngineAsked, PullDone
-from training.trainer_link.interface import (
+from p2pnode.training.layout import Layout
+from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from p2pnode.training.trainer_link.engine_messages import EngineAsked, PullDone
+from p2pnode.training.trainer_link.interface import (
     BusyWith,
     Evaluation,
     ModelDescription,

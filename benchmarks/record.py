@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from training import kernels
+from p2pnode.training import kernels
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "benchmarks" / "figures.json"

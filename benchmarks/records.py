@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.record import Outcome, Series
-from training import kernels
-from training.dispatch.recordio import Compressor, RecordFile, create_records, read_index
+from p2pnode.training import kernels
+from p2pnode.training.dispatch.recordio import Compressor, RecordFile, create_records, read_index
 
 #: Mean length of a record, with its name.
 LENGTHS = {"100 B": 100, "1 kB": 1_000, "100 kB": 100_000}

@@ -20,22 +20,22 @@ import torch
 
 from benchmarks.outer_rule import VirtualNode, completions
 from benchmarks.record import Outcome, Series
-from overlay.addresses import Address
-from overlay.peers import Contact
-from training.codec_choice import LEAST_LOSSY
-from training.encoding.codecs import Vector
-from training.exchange.store.records import BufferedDelta
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import Term
-from training.layout import shard_bounds
-from training.settings import ExchangeSettings, TrainingSettings
-from training.shard_count import shard_count
-from training.shards import robust
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.robust import FirstNorms, Robust
-from training.trainer.loading import build_task
-from training.trainer.runner import TaskRunner
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.codec_choice import LEAST_LOSSY
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.exchange.store.records import BufferedDelta
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.layout import shard_bounds
+from p2pnode.training.settings import ExchangeSettings, TrainingSettings
+from p2pnode.training.shard_count import shard_count
+from p2pnode.training.shards import robust
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.robust import FirstNorms, Robust
+from p2pnode.training.trainer.loading import build_task
+from p2pnode.training.trainer.runner import TaskRunner
 
 MEMBERS = 8
 LIAR = 3

@@ -20,18 +20,18 @@ import numpy as np
 import uvloop
 
 from benchmarks.record import NotMeasured, Outcome, Series
-from overlay.addresses import Address, NodeAddress
-from overlay.identity import Identity, identity_from_seed
-from overlay.sealing.certificate_request import make_certificates
-from overlay.sealing.handshake import INIT, INIT_BYTES, RESPONSE, RESPONSE_BYTES, SEALED
-from overlay.sealing.sealer import Sealer
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.sealing.tickets import TicketVerifier
-from overlay.sealing.tls import Credentials
-from overlay.sockets.connection_pool import StreamSeal
-from overlay.sockets.transport import SocketTransport
-from overlay.system import SystemClock
-from overlay.transport import Request, Response, SizedBody
+from p2pnode.overlay.addresses import Address, NodeAddress
+from p2pnode.overlay.identity import Identity, identity_from_seed
+from p2pnode.overlay.sealing.certificate_request import make_certificates
+from p2pnode.overlay.sealing.handshake import INIT, INIT_BYTES, RESPONSE, RESPONSE_BYTES, SEALED
+from p2pnode.overlay.sealing.sealer import Sealer
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.sealing.tickets import TicketVerifier
+from p2pnode.overlay.sealing.tls import Credentials
+from p2pnode.overlay.sockets.connection_pool import StreamSeal
+from p2pnode.overlay.sockets.transport import SocketTransport
+from p2pnode.overlay.system import SystemClock
+from p2pnode.overlay.transport import Request, Response, SizedBody
 
 REPETITIONS = 7
 BODY_BYTES = 64 << 20

@@ -19,11 +19,11 @@ from typing import Any
 import simpy
 
 from benchmarks.record import NotMeasured, Outcome, Series
-from training.barriers.predicates import make_barrier
-from training.settings import BarrierSettings
-from training.simulation.model.plan import Plan
-from training.simulation.model.step_times import StepTimes
-from training.simulation.run import simulate
+from p2pnode.training.barriers.predicates import make_barrier
+from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.simulation.model.plan import Plan
+from p2pnode.training.simulation.model.step_times import StepTimes
+from p2pnode.training.simulation.run import simulate
 
 REPETITIONS = 5
 #: The swarm for SimPy: large enough for its queue to matter, small enough for the run to end.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from benchmarks.daemons import LOOK_S, Daemon, Daemons, daemons, wait_until
 from benchmarks.gate import peak_bytes, tree_cpu_seconds
 from benchmarks.record import NotMeasured, Outcome, Series
-from training.settings import TrainingSettings
+from p2pnode.training.settings import TrainingSettings
 
 REPETITIONS = 7
 #: After the last thing that happens at a start, so that what it only needed then has been given back.

@@ -144,11 +144,11 @@ def _queries(at_once: int) -> float:
 
 
 def _overlay(folder: Path) -> Any:
-    from overlay.identity import load_identity, next_incarnation
-    from overlay.overlay import Overlay
-    from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
-    from overlay.sockets.transport import SocketTransport
-    from overlay.system import FolderDisk, SystemClock, SystemEntropy
+    from p2pnode.overlay.identity import load_identity, next_incarnation
+    from p2pnode.overlay.overlay import Overlay
+    from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
+    from p2pnode.overlay.sockets.transport import SocketTransport
+    from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy
     from tests.harness.environment.simulated import NoLog, make_environment
 
     clock, entropy, log = SystemClock(), SystemEntropy(), NoLog()
@@ -176,7 +176,7 @@ async def _serve(folder: Path) -> None:
 
 
 async def _ask(folder: Path, address: str, at_once: int) -> None:
-    from overlay.peers import Activity
+    from p2pnode.overlay.peers import Activity
 
     overlay = _overlay(folder / "client")
     await overlay.start()

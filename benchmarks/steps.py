@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from benchmarks.bare_loop import TASK
 from benchmarks.daemons import Daemon, daemons, status, wait_until
 from benchmarks.record import NotMeasured, Outcome, Series
-from training.settings import TrainingSettings
-from training.supervisor.launch import KEEP_MEMORY
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.supervisor.launch import KEEP_MEMORY
 
 
 class Case(NamedTuple):

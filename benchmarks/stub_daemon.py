@@ -17,11 +17,11 @@ import numpy as np
 from benchmarks.plain_trainer import PlainTrainer
 from p2pnode import daemon
 from p2pnode.config.load import load
-from training.layout import Layout, LayoutEntry
-from training.settings import TrainingSettings
-from training.simulation.model.random_streams import DURATIONS, RandomStream
-from training.simulation.model.step_times import StepTimes
-from training.trainer_link.interface import (
+from p2pnode.training.layout import Layout, LayoutEntry
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.simulation.model.random_streams import DURATIONS, RandomStream
+from p2pnode.training.simulation.model.step_times import StepTimes
+from p2pnode.training.trainer_link.interface import (
     Resume,
     StepOrder,
     StepReport,

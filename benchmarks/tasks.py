@@ -15,9 +15,9 @@ from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.tasks.digits import Digits
-from training.tasks.mnist import Mnist
-from training.tasks.task import TrainSpec, read_options
+from p2pnode.training.tasks.digits import Digits
+from p2pnode.training.tasks.mnist import Mnist
+from p2pnode.training.tasks.task import TrainSpec, read_options
 
 
 class LoadOptions(msgspec.Struct, forbid_unknown_fields=True):

@@ -20,25 +20,25 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from overlay.environment import Environment
-from overlay.identity import load_identity, next_incarnation
-from overlay.overlay import Overlay
-from overlay.peers import Activity
-from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
-from overlay.sockets.transport import SocketTransport
-from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.identity import load_identity, next_incarnation
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.overlay.peers import Activity
+from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
+from p2pnode.overlay.sockets.transport import SocketTransport
+from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
 from p2pnode.own_memory import trim_heap
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.layout import Layout
+from p2pnode.training.manifest import PROTOCOL, Manifest
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shard_count import shard_count
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.values.client import shard_of
+from p2pnode.training.values.encoding import encode_key
+from p2pnode.training.values.store import ValueUpdate
 from tests.harness.environment.simulated import NoLog
 from tests.harness.swarms.decoded_values import DecodedValues
-from training.exchange.exchange import Exchange
-from training.layout import Layout
-from training.manifest import PROTOCOL, Manifest
-from training.settings import ExchangeSettings
-from training.shard_count import shard_count
-from training.shards.outer_rule import Rule
-from training.values.client import shard_of
-from training.values.encoding import encode_key
-from training.values.store import ValueUpdate
 
 SETTINGS = ExchangeSettings()
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
-from training.trainer.runner import TaskRunner
-from training.trainer_link.interface import StepOrder
-from training.trainer_link.messages import DeltaSent, ValuesArrived
-from training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.trainer.runner import TaskRunner
+from p2pnode.training.trainer_link.interface import StepOrder
+from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
+from p2pnode.training.trainer_link.step_messages import StepAnswer
 
 #: Values enter so much of a turn after the cut …
 LATE = 0.3

@@ -26,12 +26,12 @@ from benchmarks import wan_window
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.wan_window import Node
 from p2pnode.errors import UserError
+from p2pnode.training.shard_count import shard_count
 from tests.process.harness.lan_world import LanNode, NotPermitted
 from tests.process.harness.line_model import Cable
 from tests.process.harness.swarm_world import kill_all
 from tests.process.harness.wan_check import NotAsClaimed, check
 from tests.process.harness.wan_world import Wan, wan
-from training.shard_count import shard_count
 
 MINUTES = 3.0
 #: Steps of every node before the measured time, and the longest wait for them and for all backups.

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from p2pnode.training.layout import shard_bounds
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer_link.interface import StepOrder, StepReport, Vector
 from tests.process.harness.torchless_trainer import TorchlessTrainer, serve_daemon
-from training.layout import shard_bounds
-from training.trainer.connection import DaemonConnection
-from training.trainer_link.interface import StepOrder, StepReport, Vector
 
 DELTA_SCALE = 1e-3
 #: The noise of a step begins at one of so many places.

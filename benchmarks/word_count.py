@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.record import Outcome, Series
-from training.engines.mapreduce.engine import MapReduce
+from p2pnode.training.engines.mapreduce.engine import MapReduce
 
 TEXT_BYTES = 50_000_000
 WORDS = 50_000

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import msgspec
 
 from p2pnode.lifecycle.memory_budget import budget
-from training.codec_choice import PART_BESIDE, CodecChoice, LineFacts
-from training.encoding.codecs import CodecName
-from training.settings import ExchangeSettings
-from training.shard_count import shard_count
-from training.step_bytes import StepBytes, StepShape, step_bytes
+from p2pnode.training.codec_choice import PART_BESIDE, CodecChoice, LineFacts
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shard_count import shard_count
+from p2pnode.training.step_bytes import StepBytes, StepShape, step_bytes
 
 MBIT_BYTES_PER_S = 125_000.0
 MODELS: dict[str, int] = {"124 M": 124_000_000, "1 B": 1_000_000_000, "7 B": 7_000_000_000}

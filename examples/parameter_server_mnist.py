@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn import functional
 
 import p2pnode
-from training.tasks import idx
-from training.tasks.digits import load_digits
+from p2pnode.training.tasks import idx
+from p2pnode.training.tasks.digits import load_digits
 
 
 def load(folder: str, part: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from training.dispatch.recordio import create_records, decode_example, encode_example
+from p2pnode.training.dispatch.recordio import create_records, decode_example, encode_example
 
 FILES, RECORDS = 2, 1024
 

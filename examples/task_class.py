@@ -13,7 +13,7 @@ from own_loop import accuracy, network, spirals
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.tasks.task import TrainSpec
+from p2pnode.training.tasks.task import TrainSpec
 
 
 class Spirals:

@@ -12,12 +12,12 @@ from weakref import ReferenceType
 import msgspec
 from msgspec import Meta
 
-from overlay.addresses import Address, id_behind, usable_host
-from overlay.ids import ID_BYTES
-from overlay.kademlia.messages import TAG_BYTES
-from overlay.local_node import LocalNode
-from overlay.peers import Contact, Heartbeat
-from overlay.transport import RequestStream
+from p2pnode.overlay.addresses import Address, id_behind, usable_host
+from p2pnode.overlay.ids import ID_BYTES
+from p2pnode.overlay.kademlia.messages import TAG_BYTES
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.peers import Contact, Heartbeat
+from p2pnode.overlay.transport import RequestStream
 
 #: A longer version is no envelope; a later version of p2pnode may have one longer than those shown today.
 MAX_VERSION_CHARACTERS = 64

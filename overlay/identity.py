@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from overlay.environment import Disk, Entropy
-from overlay.errors import OverlayError
-from overlay.ids import node_id_of
+from p2pnode.overlay.environment import Disk, Entropy
+from p2pnode.overlay.errors import OverlayError
+from p2pnode.overlay.ids import node_id_of
 
 KEY_FILE = "identity.key"
 INCARNATION_FILE = "incarnation"

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from overlay.capacity import UNKNOWN, CapacityClass, class_of
+from p2pnode.overlay.capacity import UNKNOWN, CapacityClass, class_of
 
 #: Time between two readings of the counters of the open connections.
 WINDOW_S = 0.25

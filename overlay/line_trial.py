@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 
-from overlay.capacity import UNKNOWN
-from overlay.environment import Clock
-from overlay.local_node import LocalNode
-from overlay.peer_table import PeerTable
-from overlay.peers import Activity
-from overlay.transport import Transport
+from p2pnode.overlay.capacity import UNKNOWN
+from p2pnode.overlay.environment import Clock
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.peer_table import PeerTable
+from p2pnode.overlay.peers import Activity
+from p2pnode.overlay.transport import Transport
 
 #: An owner and a backup.
 MIN_OTHERS = 2

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from overlay.addresses import Address, usable_host
-from overlay.kademlia.messages import GENESIS_BYTES, swarm_tag
-from overlay.line_rate import MeasuredLine
-from overlay.peers import Activity, Contact, Heartbeat, shown_version
+from p2pnode.overlay.addresses import Address, usable_host
+from p2pnode.overlay.kademlia.messages import GENESIS_BYTES, swarm_tag
+from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.peers import Activity, Contact, Heartbeat, shown_version
 
 #: What changed. `role`: activity or eligibility, which samples and placement depend on. `heartbeat`: anything else that
 #: can wait for the next message.

@@ -11,44 +11,44 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from overlay.addresses import Address
-from overlay.bootstrap import hello
-from overlay.bootstrap.dialer import Dialer, NotThisSwarm, OnlyItself
-from overlay.bootstrap.joining import Joining
-from overlay.bootstrap.lan_discovery import LanDiscovery
-from overlay.bootstrap.local_network import Announcement, Lan, LocalNetwork
-from overlay.bootstrap.peer_store import PeerStore
-from overlay.bootstrap.resolver import advertised_address
-from overlay.capacity_store import CapacityStore
-from overlay.discovery.candidates import Candidates
-from overlay.discovery.crawler import Crawler
-from overlay.discovery.lookup_service import LookupService
-from overlay.discovery.peer_sampling import PeerSampler
-from overlay.discovery.population import Population
-from overlay.environment import Environment
-from overlay.identity import Identity
-from overlay.ids import short
-from overlay.kademlia.messages import StreamsFailing
-from overlay.kademlia.server import SwarmServer
-from overlay.line_rate import MeasuredLine
-from overlay.line_trial import LineTrial
-from overlay.local_node import LocalChange, LocalNode
-from overlay.membership.failure_detector import FailureDetector
-from overlay.membership.members import MemberList
-from overlay.membership.prober import Prober
-from overlay.membership.queries import PeerQueries
-from overlay.membership.responder import Responder
-from overlay.membership.service import Membership
-from overlay.membership.stream_health import StreamHealth
-from overlay.nat.port_mapping import Gateway, PortMapper
-from overlay.nat.reachability import Reachability
-from overlay.peer_table import PeerTable
-from overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange
-from overlay.report import OverlayReport, PortMappingReport, ReachabilityReport
-from overlay.requests import Handler, RequestService
-from overlay.settings import OverlaySettings
-from overlay.supervision import supervised
-from overlay.transport import Body, ReceivedResponse, Request, Response, Transport
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.bootstrap import hello
+from p2pnode.overlay.bootstrap.dialer import Dialer, NotThisSwarm, OnlyItself
+from p2pnode.overlay.bootstrap.joining import Joining
+from p2pnode.overlay.bootstrap.lan_discovery import LanDiscovery
+from p2pnode.overlay.bootstrap.local_network import Announcement, Lan, LocalNetwork
+from p2pnode.overlay.bootstrap.peer_store import PeerStore
+from p2pnode.overlay.bootstrap.resolver import advertised_address
+from p2pnode.overlay.capacity_store import CapacityStore
+from p2pnode.overlay.discovery.candidates import Candidates
+from p2pnode.overlay.discovery.crawler import Crawler
+from p2pnode.overlay.discovery.lookup_service import LookupService
+from p2pnode.overlay.discovery.peer_sampling import PeerSampler
+from p2pnode.overlay.discovery.population import Population
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.identity import Identity
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.kademlia.messages import StreamsFailing
+from p2pnode.overlay.kademlia.server import SwarmServer
+from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.line_trial import LineTrial
+from p2pnode.overlay.local_node import LocalChange, LocalNode
+from p2pnode.overlay.membership.failure_detector import FailureDetector
+from p2pnode.overlay.membership.members import MemberList
+from p2pnode.overlay.membership.prober import Prober
+from p2pnode.overlay.membership.queries import PeerQueries
+from p2pnode.overlay.membership.responder import Responder
+from p2pnode.overlay.membership.service import Membership
+from p2pnode.overlay.membership.stream_health import StreamHealth
+from p2pnode.overlay.nat.port_mapping import Gateway, PortMapper
+from p2pnode.overlay.nat.reachability import Reachability
+from p2pnode.overlay.peer_table import PeerTable
+from p2pnode.overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange
+from p2pnode.overlay.report import OverlayReport, PortMappingReport, ReachabilityReport
+from p2pnode.overlay.requests import Handler, RequestService
+from p2pnode.overlay.settings import OverlaySettings
+from p2pnode.overlay.supervision import supervised
+from p2pnode.overlay.transport import Body, ReceivedResponse, Request, Response, Transport
 
 __all__ = ["NotThisSwarm", "OnlyItself", "Overlay", "PeerChange"]
 

@@ -16,10 +16,10 @@ from dataclasses import fields
 from sys import intern
 from typing import Any
 
-from overlay.addresses import Address, group_of
-from overlay.peers import Activity, ChangeKind, Contact, Heartbeat, Peer, PeerChange, shown_version
-from overlay.row_index import RowIndex
-from overlay.waits import smoothed
+from p2pnode.overlay.addresses import Address, group_of
+from p2pnode.overlay.peers import Activity, ChangeKind, Contact, Heartbeat, Peer, PeerChange, shown_version
+from p2pnode.overlay.row_index import RowIndex
+from p2pnode.overlay.waits import smoothed
 
 #: `Activity(n)` as a table, because every datagram needs it.
 _ACTIVITIES = tuple(Activity)

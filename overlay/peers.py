@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from overlay.addresses import Address
-from overlay.ids import ID_BYTES
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.ids import ID_BYTES
 
 Id = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
 #: More than any node counts: a step of a microsecond takes nine years to get there. A larger number is malformed.

@@ -16,14 +16,14 @@ from types import TracebackType
 from typing import Protocol
 from weakref import ref
 
-from overlay.addresses import Address, NodeAddress, group_of, id_behind
-from overlay.envelope import REPEATED_S, Envelope, HeardPeer, decoded_envelope, encoded_envelope, remember
-from overlay.environment import Clock
-from overlay.ids import short
-from overlay.local_node import LocalNode
-from overlay.peers import Contact, Heartbeat
-from overlay.rate_limits import RateLimit, RateLimiter
-from overlay.transport import (
+from p2pnode.overlay.addresses import Address, NodeAddress, group_of, id_behind
+from p2pnode.overlay.envelope import REPEATED_S, Envelope, HeardPeer, decoded_envelope, encoded_envelope, remember
+from p2pnode.overlay.environment import Clock
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.peers import Contact, Heartbeat
+from p2pnode.overlay.rate_limits import RateLimit, RateLimiter
+from p2pnode.overlay.transport import (
     NOT_SERVED,
     Body,
     Buffer,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from overlay.environment import Log
+from p2pnode.overlay.environment import Log
 
 #: Before a service begins again; doubled after each fault, unless it has run for longer than the longest pause before.
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 8.0

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from overlay.environment import P, R
-from overlay.time_slice import WORKER_SLICE_S, shorten_slice
+from p2pnode.overlay.environment import P, R
+from p2pnode.overlay.time_slice import WORKER_SLICE_S, shorten_slice
 
 
 class SystemClock:

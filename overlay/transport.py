@@ -12,9 +12,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeGuard
 
-from overlay.addresses import Address
-from overlay.errors import OverlayError
-from overlay.line_rate import MeasuredLine
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.errors import OverlayError
+from p2pnode.overlay.line_rate import MeasuredLine
 
 Buffer = bytes | bytearray | memoryview
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from overlay.sealing import invitation, swarm_key
 from p2pnode.client import NodeClient, RunningNode
 from p2pnode.config.directory_record import RECORD_FILE
 from p2pnode.config.settings import Config
@@ -26,6 +25,7 @@ from p2pnode.errors import UserError
 from p2pnode.keys.api_token import TOKEN_FILE
 from p2pnode.keys.invitation_files import KEY_FILE
 from p2pnode.log_file import FORMER_FILE, LOG_FILE
+from p2pnode.overlay.sealing import invitation, swarm_key
 
 #: Files of a state directory whose text is taken.
 TAKEN = (RECORD_FILE, LOG_FILE, FORMER_FILE, "trainer.log", "trainer.log.1")

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from overlay.addresses import is_loopback, split_address
 from p2pnode.config.state_folders import local_folders
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys import api_token
+from p2pnode.overlay.addresses import is_loopback, split_address
 from p2pnode.status.limits import CHANGE_HEADER, SCHEMA_HEADER
 
 #: Name of the file in the state directory; the daemon writes it when its API listens and removes it on exit.

@@ -19,21 +19,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from overlay.addresses import Address, is_loopback
-from overlay.background_output import BackgroundOutput, descriptor_writer
-from overlay.bootstrap import mdns
-from overlay.environment import Disk, Entropy, Environment
-from overlay.identity import UnreadableIdentity, load_identity
-from overlay.ids import short
-from overlay.nat import upnp
-from overlay.nat.port_mapping import Gateway
-from overlay.sealing.invitation import Invitation
-from overlay.sealing.swarm_key import KeyRing
-from overlay.sockets.transport import SocketTransport
-from overlay.supervision import logged, supervised
-from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
-from overlay.time_slice import shorten_slice
-from overlay.transport import PortInUse, Transport
 from p2pnode import logs
 from p2pnode.client import STATUS_FILE, status_file
 from p2pnode.config.directory_record import Given, check_run
@@ -48,20 +33,35 @@ from p2pnode.keys.key_files import find_keys, own_input, save_invitation
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
 from p2pnode.log_file import BoundedLog
+from p2pnode.overlay.addresses import Address, is_loopback
+from p2pnode.overlay.background_output import BackgroundOutput, descriptor_writer
+from p2pnode.overlay.bootstrap import mdns
+from p2pnode.overlay.environment import Disk, Entropy, Environment
+from p2pnode.overlay.identity import UnreadableIdentity, load_identity
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.nat import upnp
+from p2pnode.overlay.nat.port_mapping import Gateway
+from p2pnode.overlay.sealing.invitation import Invitation
+from p2pnode.overlay.sealing.swarm_key import KeyRing
+from p2pnode.overlay.sockets.transport import SocketTransport
+from p2pnode.overlay.supervision import logged, supervised
+from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+from p2pnode.overlay.time_slice import shorten_slice
+from p2pnode.overlay.transport import PortInUse, Transport
 from p2pnode.own_memory import private_bytes, trim_heap, tune_malloc
 from p2pnode.status.events import EventLog, EventRing
 from p2pnode.status.findings import tracker_findings
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
 from p2pnode.tracking.service import Tracking, Writing
-from training.devices.start import make_trainer as make_device_trainer
-from training.dispatch.dataset import read_dataset
-from training.dispatch.store import Store
-from training.supervisor.node_start import NodeStart
-from training.supervisor.process import missing_output
-from training.trainer_link.interface import Trainer
-from training.trainer_link.record_messages import RecordSource
-from training.trainer_link.shared_memory import available_memory_bytes
+from p2pnode.training.devices.start import make_trainer as make_device_trainer
+from p2pnode.training.dispatch.dataset import read_dataset
+from p2pnode.training.dispatch.store import Store
+from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.supervisor.process import missing_output
+from p2pnode.training.trainer_link.interface import Trainer
+from p2pnode.training.trainer_link.record_messages import RecordSource
+from p2pnode.training.trainer_link.shared_memory import available_memory_bytes
 
 if TYPE_CHECKING:
     from p2pnode.status.server import StatusServer
@@ -278,7 +278,7 @@ def _data_folder(config: Config) -> str:
 
 def _open_store(config: Config, folder: Path, machine: Environment) -> Store:
     """The store of a master, not opened yet; SQLite and etcd are imported by masters alone."""
-    from training.dispatch.open_store import open_store
+    from p2pnode.training.dispatch.open_store import open_store
 
     return open_store(config.dispatch.store, folder, machine, name=platform.node() or "master")
 

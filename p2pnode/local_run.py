@@ -19,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, NamedTuple
 
-from overlay.addresses import Address, is_loopback, split_address, usable_host
 from p2pnode.background import state_of
 from p2pnode.client import NodeClient, find
 from p2pnode.config.directory_record import read_record, settings_of
@@ -30,6 +29,7 @@ from p2pnode.directory_lock import is_locked, locked
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.local_plan import PlannedNode, inherited, plan, with_servers
 from p2pnode.log_file import BoundedLog
+from p2pnode.overlay.addresses import Address, is_loopback, split_address, usable_host
 
 POLL_INTERVAL_S = 0.1
 #: When a node has ended, the others are looked at this often.

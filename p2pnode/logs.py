@@ -12,9 +12,9 @@ import sys
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from overlay.background_output import BackgroundOutput, descriptor_writer
 from p2pnode.config.settings import LogSettings
 from p2pnode.log_file import BoundedLog
+from p2pnode.overlay.background_output import BackgroundOutput, descriptor_writer
 from p2pnode.status.events import Writer
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from training.dispatch.recordio import BadExample, decode_example
+from p2pnode.training.dispatch.recordio import BadExample, decode_example
 
 _SHOWN_BYTES = 32
 _FIRST_OF_MAP = 0x80

@@ -98,7 +98,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     finally:
         if "torch" in sys.modules:
             # As trainers have it: the first optimizer of a worker would import 800 modules.
-            importlib.import_module("training.trainer.lazy_dynamo").import_later()
+            importlib.import_module("p2pnode.training.trainer.lazy_dynamo").import_later()
         gc.freeze()
         gc.enable()
         if compiler:

@@ -56,7 +56,13 @@ def statements(module: ast.Module) -> int:
 
 
 def module_name(path: str) -> str:
+    """Without the package that links to two of the folders: earlier revisions have no such links."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imported(name: str) -> str:
+    """`module_name` of what an import statement names."""
+    return re.sub(r"^p2pnode\.(?=(overlay|training)(\.|$))", "", name)
 
 
 def imports_of(modules: Modules, package: str) -> tuple[int, int]:
@@ -67,11 +73,11 @@ def imports_of(modules: Modules, package: str) -> tuple[int, int]:
         for node in ast.walk(module):
             found: list[str] = []
             if isinstance(node, ast.Import):
-                found = [alias.name for alias in node.names]
+                found = [imported(alias.name) for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 # A name is a module of the package or is defined in it.
-                found = [f"{node.module}.{alias.name}" for alias in node.names]
-                found = [name if name in names else str(node.module) for name in found]
+                found = [imported(f"{node.module}.{alias.name}") for alias in node.names]
+                found = [name if name in names else imported(node.module) for name in found]
             pairs |= {(module_name(path), name) for name in found if name in names and name != module_name(path)}
     inside = package.replace("/", ".")
     into = [importer for importer, name in pairs if f"{name}.".startswith(f"{inside}.")]
@@ -89,9 +95,9 @@ def requests(modules: Modules) -> set[str]:
         for node in nodes:
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    theirs = constants.get(f"{node.module}", {})
+                    theirs = constants.get(imported(f"{node.module}"), {})
                     known |= {alias.asname or alias.name: theirs[alias.name]} if alias.name in theirs else {}
-                    inner = constants.get(f"{node.module}.{alias.name}", {})
+                    inner = constants.get(imported(f"{node.module}.{alias.name}"), {})
                     known |= {f"{alias.name}.{name}": value for name, value in inner.items()}
         for node in nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in REGISTER:

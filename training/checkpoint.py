@@ -22,13 +22,13 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from overlay.environment import Disk, Log
-from training.encoding.codecs import Vector
-from training.exchange.store.records import StoredState
-from training.exchange.store.state_files import BadStates, decode
-from training.exchange.terms import Term
-from training.layout import Layout
-from training.model_file import BadModelFile, TensorFile, TensorInfo, header
+from p2pnode.overlay.environment import Disk, Log
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.exchange.store.state_files import BadStates, decode
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.layout import Layout
+from p2pnode.training.model_file import BadModelFile, TensorFile, TensorInfo, header
 
 FOLDER = "checkpoints"
 VECTOR_FILE = "vector.safetensors"

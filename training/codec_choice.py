@@ -22,11 +22,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median_high
 
-from overlay.environment import Log
-from overlay.line_rate import MeasuredLine
-from training.encoding.codecs import CodecName
-from training.settings import ExchangeSettings
-from training.step_bytes import StepShape, step_bytes
+from p2pnode.overlay.environment import Log
+from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.step_bytes import StepShape, step_bytes
 
 #: The choices, least lossy first.
 CHOICES: tuple[CodecName, ...] = ("bfloat16", "int8", "int4", "sparse")

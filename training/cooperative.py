@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
-from overlay.environment import Executor
-from training import kernels
+from p2pnode.overlay.environment import Executor
+from p2pnode.training import kernels
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from overlay.environment import Log
-from overlay.ids import short
-from overlay.peers import Contact
-from overlay.transport import Buffer, RequestRejected, Response, TransportError
-from training.swarm import Swarm
-from training.trainer_link.interface import Vector
+from p2pnode.overlay.environment import Log
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer, RequestRejected, Response, TransportError
+from p2pnode.training.swarm import Swarm
+from p2pnode.training.trainer_link.interface import Vector
 
 #: Nodes that are asked. Where all nodes train on the same data, one is enough.
 FANOUT = 8

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from overlay.environment import Log
-from training.goal import BestMetrics, Goal
-from training.progress import Progress
-from training.settings import TrainingSettings
-from training.trainer_link.interface import Evaluation
+from p2pnode.overlay.environment import Log
+from p2pnode.training.goal import BestMetrics, Goal
+from p2pnode.training.progress import Progress
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.trainer_link.interface import Evaluation
 
 #: `until` must hold in this many consecutive evaluations.
 CONFIRMATIONS = 2

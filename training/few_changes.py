@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from training.layout import Layout, LayoutEntry
-from training.trainer_link.interface import Vector
+from p2pnode.training.layout import Layout, LayoutEntry
+from p2pnode.training.trainer_link.interface import Vector
 
 #: Types with less than half of the bits of float32.
 HALF = ("bfloat16", "float16")

@@ -15,10 +15,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from overlay.environment import Log
-from overlay.peers import Contact
-from overlay.transport import Buffer, RequestRejected, Response, TransportError
-from training.swarm import Swarm
+from p2pnode.overlay.environment import Log
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer, RequestRejected, Response, TransportError
+from p2pnode.training.swarm import Swarm
 
 #: With n nodes, log n + some are enough for nearly all of them (Kermarrec et al. 2003); the rest learn it from others.
 FANOUT = 16

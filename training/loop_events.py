@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlay.environment import Log
+from p2pnode.overlay.environment import Log
 
 NO_END = (
     "it trains until you stop it (`p2pnode leave`); set training.max_steps, training.max_seconds or training.until "

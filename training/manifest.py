@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from training.layout import Layout, LayoutEntry, shard_bounds
-from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
-from training.shard_count import shard_count
-from training.shards.outer_rule import Rule
-from training.trainer_link.interface import TrainerHello
+from p2pnode.training.layout import Layout, LayoutEntry, shard_bounds
+from p2pnode.training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
+from p2pnode.training.shard_count import shard_count
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.trainer_link.interface import TrainerHello
 
 #: Increased when nodes of two versions cannot work in one swarm.
 PROTOCOL = 4

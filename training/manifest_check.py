@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from overlay.peers import Contact
-from overlay.transport import Buffer, Response, TransportError, gathered, in_parts
-from training.errors import TrainingError
-from training.manifest import Manifest, Mismatch, compare, explain
-from training.shard_count import MAX_SHARDS
-from training.swarm import Swarm
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer, Response, TransportError, gathered, in_parts
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.manifest import Manifest, Mismatch, compare, explain
+from p2pnode.training.shard_count import MAX_SHARDS
+from p2pnode.training.swarm import Swarm
 
 QUESTION_TIMEOUT_S = 3.0
 #: A model of ten thousand tensors has a megabyte of names and shapes.

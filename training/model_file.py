@@ -19,9 +19,9 @@ from typing import IO, Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from training.encoding.codecs import Vector
-from training.errors import TrainingError
-from training.trainer_link.interface import ModelDescription
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.trainer_link.interface import ModelDescription
 
 #: dtype names of torch: the code in a safetensors header, and bytes per value.
 DTYPES: Mapping[str, tuple[str, int]] = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Required, TypedDict, cast
 
-from overlay.peers import Activity
+from p2pnode.overlay.peers import Activity
 
 STEPS_KEPT = 1000
 #: `training_share` is that of the last steps.
@@ -96,7 +96,7 @@ class Progress:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics by name; an evaluated metric replaces one of the same name from training."""
+        """Metrics by name; an evaluated metric replaces one of the same name from p2pnode.training."""
         return {**self.training_metrics, **self.evaluated_metrics}
 
     def add(self, row: StepRow) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from training.errors import TrainingError
+from p2pnode.training.errors import TrainingError
 
 MIN_SHARDS, MAX_SHARDS = 64, 4096
 #: Values of a shard at most, until there are `MAX_SHARDS`: 2 MiB of float32, 1 MiB of bfloat16.

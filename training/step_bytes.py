@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.encoding.codecs import CodecName
-from training.encoding.pull_codecs import pulled_in
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.encoding.pull_codecs import pulled_in
 
 #: A value and its share of a block's scales; sparse is `bytes_per_value`.
 _DENSE: dict[CodecName, float] = {

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from overlay.environment import Environment
-from overlay.peers import Activity
-from training.barriers.waiter import BarrierWaiter
-from training.exchange.client.push import PushReport
-from training.exchange.exchange import Exchange
-from training.progress import Progress, StepRow
-from training.settings import ExchangeSettings
-from training.step_rules import delta_weight, fell_behind, pushed_weight, sharers, was_away
-from training.swarm import Swarm
-from training.trainer_link.interface import Ranges, StepReport, Trainer
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Activity
+from p2pnode.training.barriers.waiter import BarrierWaiter
+from p2pnode.training.exchange.client.push import PushReport
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.progress import Progress, StepRow
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.step_rules import delta_weight, fell_behind, pushed_weight, sharers, was_away
+from p2pnode.training.swarm import Swarm
+from p2pnode.training.trainer_link.interface import Ranges, StepReport, Trainer
 
 
 @dataclass(frozen=True, slots=True)

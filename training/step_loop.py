@@ -19,20 +19,20 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from statistics import median
 
-from overlay.environment import Environment
-from training.barriers.waiter import BarrierWaiter
-from training.evaluations import Evaluations
-from training.exchange.exchange import Exchange
-from training.failures import Failures, pause_s
-from training.goal import BestMetrics, End
-from training.loop_events import note_left, note_start
-from training.progress import Progress, StepRow
-from training.record_turns import NoRecords, RecordsInTurns, RecordsOver, unless_over
-from training.settings import ExchangeSettings, TrainingSettings
-from training.step_exchange import StepExchange, TrainedStep
-from training.step_rules import node_index
-from training.swarm import Swarm
-from training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft, Vector
+from p2pnode.overlay.environment import Environment
+from p2pnode.training.barriers.waiter import BarrierWaiter
+from p2pnode.training.evaluations import Evaluations
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.failures import Failures, pause_s
+from p2pnode.training.goal import BestMetrics, End
+from p2pnode.training.loop_events import note_left, note_start
+from p2pnode.training.progress import Progress, StepRow
+from p2pnode.training.record_turns import NoRecords, RecordsInTurns, RecordsOver, unless_over
+from p2pnode.training.settings import ExchangeSettings, TrainingSettings
+from p2pnode.training.step_exchange import StepExchange, TrainedStep
+from p2pnode.training.step_rules import node_index
+from p2pnode.training.swarm import Swarm
+from p2pnode.training.trainer_link.interface import StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft, Vector
 
 #: A trainer that failed this often is crash-looping: the node is announced as stalled and no longer sampled.
 CRASH_LOOP_FAILURES = 2

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlay.peers import STALL_FLOOR_S, STALL_STEPS
-from training.encoding.codecs import CodecName
-from training.settings import ExchangeSettings
-from training.shards.outer_rule import is_plain
-from training.swarm import Swarm
+from p2pnode.overlay.peers import STALL_FLOOR_S, STALL_STEPS
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.outer_rule import is_plain
+from p2pnode.training.swarm import Swarm
 
 #: A delta weighs by its samples between these multiples of its share.
 SAMPLE_WEIGHT_RANGE = (0.25, 4.0)

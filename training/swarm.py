@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from overlay.addresses import Address
-from overlay.discovery.population import Population
-from overlay.line_rate import MeasuredLine
-from overlay.peers import Activity, Contact, Peer, PeerChange
-from overlay.requests import Handler
-from overlay.transport import Body, ReceivedResponse
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.discovery.population import Population
+from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.peers import Activity, Contact, Peer, PeerChange
+from p2pnode.overlay.requests import Handler
+from p2pnode.overlay.transport import Body, ReceivedResponse
 
 
 class KnownPeers(Protocol):

@@ -15,9 +15,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from overlay.addresses import Address, is_loopback
-from overlay.bootstrap.advice import explained
-from overlay.bootstrap.hello import (
+from p2pnode.overlay.addresses import Address, is_loopback
+from p2pnode.overlay.bootstrap.advice import explained
+from p2pnode.overlay.bootstrap.hello import (
     DuplicateIdentityFound,
     HelloContext,
     HelloRejected,
@@ -25,11 +25,11 @@ from overlay.bootstrap.hello import (
     OwnAddress,
     say_hello,
 )
-from overlay.bootstrap.resolver import RESOLVE_TIMEOUT_S, UNRESOLVED, Resolver, resolve
-from overlay.environment import Environment
-from overlay.errors import OverlayError
-from overlay.local_node import LocalNode
-from overlay.transport import Transport
+from p2pnode.overlay.bootstrap.resolver import RESOLVE_TIMEOUT_S, UNRESOLVED, Resolver, resolve
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.errors import OverlayError
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.transport import Transport
 
 #: Longest wait for one `hello`: connecting, and each wait for the response.
 HELLO_TIMEOUT_S = 2.0

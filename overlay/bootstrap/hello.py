@@ -16,15 +16,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from overlay.addresses import Address
-from overlay.environment import Entropy
-from overlay.errors import OverlayError
-from overlay.identity import Identity
-from overlay.ids import node_id_of, short
-from overlay.kademlia.messages import GENESIS_BYTES, PROTOCOL_VERSION, Nodes, pack_nodes, unpack_nodes
-from overlay.local_node import LocalNode
-from overlay.peers import Contact, Id
-from overlay.transport import Request, RequestRejected, Response, Transport, TransportError
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.environment import Entropy
+from p2pnode.overlay.errors import OverlayError
+from p2pnode.overlay.identity import Identity
+from p2pnode.overlay.ids import node_id_of, short
+from p2pnode.overlay.kademlia.messages import GENESIS_BYTES, PROTOCOL_VERSION, Nodes, pack_nodes, unpack_nodes
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.peers import Contact, Id
+from p2pnode.overlay.transport import Request, RequestRejected, Response, Transport, TransportError
 
 HELLO = "hello"
 CONTEXT = b"p2pnode hello\0"

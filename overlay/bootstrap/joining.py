@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Container, Sequence
 
-from overlay.addresses import Address
-from overlay.bootstrap.dialer import Dialer, NotThisSwarm, OnlyItself
-from overlay.bootstrap.hello import HelloResult
-from overlay.bootstrap.local_network import LocalNetwork
-from overlay.bootstrap.peer_store import PeerStore
-from overlay.discovery.lookup_service import LookupService
-from overlay.environment import Environment
-from overlay.local_node import LocalNode
-from overlay.membership.service import Membership
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.bootstrap.dialer import Dialer, NotThisSwarm, OnlyItself
+from p2pnode.overlay.bootstrap.hello import HelloResult
+from p2pnode.overlay.bootstrap.local_network import LocalNetwork
+from p2pnode.overlay.bootstrap.peer_store import PeerStore
+from p2pnode.overlay.discovery.lookup_service import LookupService
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.membership.service import Membership
 
 #: The lookup of the own id at the end of a join is cut off after this; the table fills up in the background.
 JOIN_LOOKUP_TIMEOUT_S = 2.0

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 
-from overlay.bootstrap.joining import Joining
-from overlay.bootstrap.local_network import LAN_JOIN_TIMEOUT_S, Lan, LocalNetwork
-from overlay.environment import Log
-from overlay.local_node import LocalChange, LocalNode
-from overlay.wake_up import WakeUp
+from p2pnode.overlay.bootstrap.joining import Joining
+from p2pnode.overlay.bootstrap.local_network import LAN_JOIN_TIMEOUT_S, Lan, LocalNetwork
+from p2pnode.overlay.environment import Log
+from p2pnode.overlay.local_node import LocalChange, LocalNode
+from p2pnode.overlay.wake_up import WakeUp
 
 
 class LanDiscovery:

@@ -15,9 +15,9 @@ import ipaddress
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from overlay.addresses import Address
-from overlay.ids import ID_BYTES
-from overlay.kademlia.messages import PROTOCOL_VERSION
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.ids import ID_BYTES
+from p2pnode.overlay.kademlia.messages import PROTOCOL_VERSION
 
 SERVICE = "_p2pnode._udp.local."
 #: Multicast DNS answers within a second; a sleeping network takes longer.

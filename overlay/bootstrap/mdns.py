@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from overlay.bootstrap.local_network import MAX_DISCOVERED, SERVICE, Announcement
+from p2pnode.overlay.bootstrap.local_network import MAX_DISCOVERED, SERVICE, Announcement
 
 if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf

@@ -12,11 +12,11 @@ import struct
 import threading
 from collections.abc import Iterable
 
-from overlay.addresses import Address, split_address
-from overlay.environment import Environment
-from overlay.ids import ID_BYTES
-from overlay.kademlia.messages import pack_contact, read_contact
-from overlay.peers import Contact, Peer
+from p2pnode.overlay.addresses import Address, split_address
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.ids import ID_BYTES
+from p2pnode.overlay.kademlia.messages import pack_contact, read_contact
+from p2pnode.overlay.peers import Contact, Peer
 
 PEERS_FILE = "peers.json"
 MAX_STORED = 64

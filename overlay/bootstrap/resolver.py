@@ -7,7 +7,7 @@ import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
-from overlay.addresses import Address, split_address, usable_host
+from p2pnode.overlay.addresses import Address, split_address, usable_host
 
 #: Longest wait for a resolver.
 RESOLVE_TIMEOUT_S = 5.0

@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from overlay.discovery.lookup_service import LookupService
-from overlay.discovery.peer_sampling import PeerSampler
-from overlay.discovery.placement import rank
-from overlay.environment import Clock
-from overlay.local_node import LocalNode
-from overlay.membership.service import Membership
-from overlay.membership.stream_health import StreamHealth
-from overlay.peers import Activity, Contact, Peer
+from p2pnode.overlay.discovery.lookup_service import LookupService
+from p2pnode.overlay.discovery.peer_sampling import PeerSampler
+from p2pnode.overlay.discovery.placement import rank
+from p2pnode.overlay.environment import Clock
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.membership.service import Membership
+from p2pnode.overlay.membership.stream_health import StreamHealth
+from p2pnode.overlay.peers import Activity, Contact, Peer
 
 #: A key is looked up again after this long; failures and new known peers count without another lookup.
 LOOKUP_INTERVAL_S = 30.0

@@ -11,15 +11,15 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from overlay.discovery.candidates import Candidates
-from overlay.discovery.lookup_service import LookupService
-from overlay.discovery.peer_sampling import PeerSampler
-from overlay.environment import Environment
-from overlay.ids import ID_BITS, distance, random_id_with_prefix
-from overlay.local_node import LocalNode
-from overlay.membership.service import Membership
-from overlay.peers import Peer, PeerChange
-from overlay.wake_up import WakeUp
+from p2pnode.overlay.discovery.candidates import Candidates
+from p2pnode.overlay.discovery.lookup_service import LookupService
+from p2pnode.overlay.discovery.peer_sampling import PeerSampler
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.ids import ID_BITS, distance, random_id_with_prefix
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.membership.service import Membership
+from p2pnode.overlay.peers import Peer, PeerChange
+from p2pnode.overlay.wake_up import WakeUp
 
 #: Seconds between refreshes of the table, and the delay of the refresh after a dead peer returned.
 REFRESH_INTERVAL_S = 60.0

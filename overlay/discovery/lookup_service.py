@@ -9,17 +9,17 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from overlay.environment import Clock
-from overlay.ids import ID_BYTES
-from overlay.kademlia.address_limit import AddressLimit
-from overlay.kademlia.lookup import Lookup
-from overlay.kademlia.messages import FindNode, Nodes, Result, unpack_nodes
-from overlay.kademlia.protocol import SwarmProtocol
-from overlay.local_node import LocalNode
-from overlay.membership.members import MemberList
-from overlay.peers import Contact
-from overlay.report import LookupReport
-from overlay.settings import OverlaySettings
+from p2pnode.overlay.environment import Clock
+from p2pnode.overlay.ids import ID_BYTES
+from p2pnode.overlay.kademlia.address_limit import AddressLimit
+from p2pnode.overlay.kademlia.lookup import Lookup
+from p2pnode.overlay.kademlia.messages import FindNode, Nodes, Result, unpack_nodes
+from p2pnode.overlay.kademlia.protocol import SwarmProtocol
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.membership.members import MemberList
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.report import LookupReport
+from p2pnode.overlay.settings import OverlaySettings
 
 #: A lookup ends with what it has after this long. Two nodes in sequence that do not answer cost two full time-outs.
 DEADLINE_S = 5.0

@@ -12,9 +12,9 @@ import math
 from array import array
 from bisect import bisect_left
 
-from overlay.discovery.lookup_service import LookupService
-from overlay.discovery.population import Estimator, Population, counted
-from overlay.discovery.sampling import (
+from p2pnode.overlay.discovery.lookup_service import LookupService
+from p2pnode.overlay.discovery.population import Estimator, Population, counted
+from p2pnode.overlay.discovery.sampling import (
     BALL_NODES,
     POOL_AGE_S,
     POOL_BALLS,
@@ -25,13 +25,13 @@ from overlay.discovery.sampling import (
     inside_ball,
     is_kept,
 )
-from overlay.environment import Environment
-from overlay.ids import random_id, relative_distance
-from overlay.local_node import LocalNode
-from overlay.membership.members import FULL_VIEW
-from overlay.membership.service import Membership
-from overlay.peers import Activity, Peer, PeerChange
-from overlay.report import SamplingReport
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.ids import random_id, relative_distance
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.membership.members import FULL_VIEW
+from p2pnode.overlay.membership.service import Membership
+from p2pnode.overlay.peers import Activity, Peer, PeerChange
+from p2pnode.overlay.report import SamplingReport
 
 #: Most balls in a pool, however large the samples are: a node cannot keep more of them fresh.
 MAX_BALLS = 64

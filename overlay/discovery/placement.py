@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from overlay.capacity import MAX_CLASSES_ABOVE, weight_exponents
+from p2pnode.overlay.capacity import MAX_CLASSES_ABOVE, weight_exponents
 
 #: Bits of a logarithm after the point.
 _FRACTION_BITS = 32

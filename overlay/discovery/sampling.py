@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from overlay.ids import ID_BYTES, relative_distance
+from p2pnode.overlay.ids import ID_BYTES, relative_distance
 
 #: Nodes expected in a ball. With k = 20 slots a ball overflows with probability 0.001 to 0.005.
 BALL_NODES = 10.0

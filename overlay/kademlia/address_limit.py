@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from overlay.addresses import group_of
-from overlay.peers import Contact
+from p2pnode.overlay.addresses import group_of
+from p2pnode.overlay.peers import Contact
 
 
 class AddressLimit:

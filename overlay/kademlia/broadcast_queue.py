@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from itertools import islice
 
-from overlay.kademlia.messages import Gossip
+from p2pnode.overlay.kademlia.messages import Gossip
 
 RETRANSMIT = 4
 #: Updates per datagram; four cost about 120 bytes.

@@ -19,10 +19,10 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from overlay.environment import Clock, Entropy
-from overlay.kademlia.messages import MESSAGE_ID_BYTES, Call, Result
-from overlay.peers import Contact, Peer
-from overlay.waits import DEVIATIONS, RoundTrips
+from p2pnode.overlay.environment import Clock, Entropy
+from p2pnode.overlay.kademlia.messages import MESSAGE_ID_BYTES, Call, Result
+from p2pnode.overlay.peers import Contact, Peer
+from p2pnode.overlay.waits import DEVIATIONS, RoundTrips
 
 #: A timer that fires this late shows that this node's loop was busy: the wait is extended once.
 EXCUSABLE_LAG_S = 0.05

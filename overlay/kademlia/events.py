@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from overlay.addresses import Address
-from overlay.kademlia.messages import Gossip
-from overlay.peers import Contact, Heartbeat, Peer
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.messages import Gossip
+from p2pnode.overlay.peers import Contact, Heartbeat, Peer
 
 
 class ProtocolEvents(Protocol):

@@ -10,10 +10,10 @@ Pure. Keeps one count: a signature costs tens of microseconds and any node may r
 
 from __future__ import annotations
 
-from overlay.identity import Identity
-from overlay.ids import node_id_of
-from overlay.kademlia.messages import PROOF_BYTES
-from overlay.rate_limits import RateLimit, TokenBucket
+from p2pnode.overlay.identity import Identity
+from p2pnode.overlay.ids import node_id_of
+from p2pnode.overlay.kademlia.messages import PROOF_BYTES
+from p2pnode.overlay.rate_limits import RateLimit, TokenBucket
 
 PUBLIC_KEY_BYTES = 32
 CONTEXT = b"p2pnode proof\0"

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from operator import attrgetter
 
-from overlay.peers import Contact
+from p2pnode.overlay.peers import Contact
 
 #: A lookup that has asked this many is being misled by invented contacts.
 MAX_QUERIES = 400

@@ -22,11 +22,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from overlay.addresses import Address, usable_host
-from overlay.errors import OverlayError
-from overlay.ids import ID_BYTES
-from overlay.peers import Contact, Counter, Heartbeat, Id
-from overlay.transport import MAX_DATAGRAM_BYTES
+from p2pnode.overlay.addresses import Address, usable_host
+from p2pnode.overlay.errors import OverlayError
+from p2pnode.overlay.ids import ID_BYTES
+from p2pnode.overlay.peers import Contact, Counter, Heartbeat, Id
+from p2pnode.overlay.transport import MAX_DATAGRAM_BYTES
 
 PROTOCOL_VERSION = 4
 REQUEST, RESPONSE = 0, 1

@@ -18,14 +18,14 @@ from typing import Any, NoReturn, TypeVar
 from kademlia.node import Node
 from kademlia.protocol import KademliaProtocol
 
-from overlay.addresses import Address, NodeAddress, id_behind
-from overlay.environment import Environment
-from overlay.kademlia import messages
-from overlay.kademlia.broadcast_queue import BroadcastQueue
-from overlay.kademlia.calls import CallTable, CallTimes, OnResult, PendingCall
-from overlay.kademlia.events import PeerView, ProtocolEvents
-from overlay.kademlia.identity_proofs import IdentityProofs
-from overlay.kademlia.messages import (
+from p2pnode.overlay.addresses import Address, NodeAddress, id_behind
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.kademlia import messages
+from p2pnode.overlay.kademlia.broadcast_queue import BroadcastQueue
+from p2pnode.overlay.kademlia.calls import CallTable, CallTimes, OnResult, PendingCall
+from p2pnode.overlay.kademlia.events import PeerView, ProtocolEvents
+from p2pnode.overlay.kademlia.identity_proofs import IdentityProofs
+from p2pnode.overlay.kademlia.messages import (
     REQUEST,
     RESPONSE,
     Call,
@@ -39,9 +39,9 @@ from overlay.kademlia.messages import (
     Result,
     StreamsFailing,
 )
-from overlay.kademlia.routing_table import ContactTable
-from overlay.peers import Contact, Heartbeat
-from overlay.transport import Transport
+from p2pnode.overlay.kademlia.routing_table import ContactTable
+from p2pnode.overlay.peers import Contact, Heartbeat
+from p2pnode.overlay.transport import Transport
 
 #: Handles one kind of call: body, caller's heartbeat, its source address, message id. None: answered later, or never.
 Procedure = Callable[[Any, Heartbeat, Address, bytes], Result | None]

@@ -17,10 +17,10 @@ from typing import Any
 from kademlia.node import Node
 from kademlia.routing import KBucket, RoutingTable
 
-from overlay.addresses import Address
-from overlay.ids import ID_BITS, ID_BYTES, ID_SPACE
-from overlay.kademlia.messages import kept_contact, read_contact
-from overlay.peers import Contact
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.ids import ID_BITS, ID_BYTES, ID_SPACE
+from p2pnode.overlay.kademlia.messages import kept_contact, read_contact
+from p2pnode.overlay.peers import Contact
 
 #: A bucket away from the own id splits until its depth is a multiple of this (Maymounkov and Mazières 2002, section
 #: 4.2, with b = 2). With b = 5 a table at 1000 nodes would have 650 contacts, all to be kept fresh.

@@ -7,12 +7,12 @@ from typing import NoReturn
 
 from kademlia.network import Server
 
-from overlay.environment import Environment
-from overlay.identity import Identity
-from overlay.kademlia.identity_proofs import IdentityProofs
-from overlay.kademlia.protocol import SwarmProtocol
-from overlay.settings import OverlaySettings
-from overlay.transport import Transport
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.identity import Identity
+from p2pnode.overlay.kademlia.identity_proofs import IdentityProofs
+from p2pnode.overlay.kademlia.protocol import SwarmProtocol
+from p2pnode.overlay.settings import OverlaySettings
+from p2pnode.overlay.transport import Transport
 
 
 class SwarmServer(Server):  # type: ignore[misc]
@@ -45,6 +45,8 @@ class SwarmServer(Server):  # type: ignore[misc]
         self.protocol.close()
 
     async def _not_kept(self, *_: object, **__: object) -> NoReturn:
-        raise NotImplementedError("this overlay stores no values, and its transport listens; see overlay.overlay")
+        raise NotImplementedError(
+            "this overlay stores no values, and its transport listens; see p2pnode.overlay.overlay"
+        )
 
     listen = bootstrap = get = set = set_digest = _not_kept

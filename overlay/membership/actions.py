@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from overlay.addresses import Address
-from overlay.kademlia.messages import DuplicateIdentity, Gossip
-from overlay.peers import Contact, Heartbeat, PeerChange
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.messages import DuplicateIdentity, Gossip
+from p2pnode.overlay.peers import Contact, Heartbeat, PeerChange
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,20 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Literal
 
-from overlay.kademlia.messages import Gossip, MemberState
-from overlay.membership.actions import Broadcast, DetectorAction, SendNow, SendPing, SendPingRequest, StateChanged
-from overlay.membership.local_health import LocalHealth
-from overlay.membership.member_rows import Member, MemberRows
-from overlay.membership.probe_order import ProbeOrder
-from overlay.rate_limits import RateLimit, TokenBucket
-from overlay.settings import LivenessSettings
+from p2pnode.overlay.kademlia.messages import Gossip, MemberState
+from p2pnode.overlay.membership.actions import (
+    Broadcast,
+    DetectorAction,
+    SendNow,
+    SendPing,
+    SendPingRequest,
+    StateChanged,
+)
+from p2pnode.overlay.membership.local_health import LocalHealth
+from p2pnode.overlay.membership.member_rows import Member, MemberRows
+from p2pnode.overlay.membership.probe_order import ProbeOrder
+from p2pnode.overlay.rate_limits import RateLimit, TokenBucket
+from p2pnode.overlay.settings import LivenessSettings
 
 #: `MemberState(n)` as a table, because every datagram may carry four.
 _STATES = tuple(MemberState)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlay.addresses import Address
-from overlay.ids import short
-from overlay.kademlia.messages import DuplicateIdentity, pack_contact, unpack_contact
-from overlay.membership.actions import Action, LogEvent, Notify, SendDuplicateIdentity, Verify
-from overlay.peers import Contact, Heartbeat, Peer, PeerChange
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.kademlia.messages import DuplicateIdentity, pack_contact, unpack_contact
+from p2pnode.overlay.membership.actions import Action, LogEvent, Notify, SendDuplicateIdentity, Verify
+from p2pnode.overlay.peers import Contact, Heartbeat, Peer, PeerChange
 
 #: The two processes of one id are reported to each other at most once in this time.
 REPORT_PAUSE_S = 1.0

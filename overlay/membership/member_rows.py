@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from overlay.kademlia.messages import MemberState
-from overlay.row_index import RowIndex
+from p2pnode.overlay.kademlia.messages import MemberState
+from p2pnode.overlay.row_index import RowIndex
 
 #: No leave or refutation was reported.
 NOTHING_REPORTED = (-1, -1, -1)

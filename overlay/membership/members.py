@@ -23,11 +23,11 @@ from collections.abc import Container, Iterable, Sequence
 
 from msgspec import structs
 
-from overlay.addresses import Address, group_of, usable_host
-from overlay.ids import short
-from overlay.kademlia.messages import DuplicateIdentity, Gossip, kept_contact
-from overlay.kademlia.routing_table import ContactTable
-from overlay.membership.actions import (
+from p2pnode.overlay.addresses import Address, group_of, usable_host
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.kademlia.messages import DuplicateIdentity, Gossip, kept_contact
+from p2pnode.overlay.kademlia.routing_table import ContactTable
+from p2pnode.overlay.membership.actions import (
     Action,
     AddressClaim,
     CheckAddress,
@@ -37,11 +37,11 @@ from overlay.membership.actions import (
     StateChanged,
     Verify,
 )
-from overlay.membership.failure_detector import FailureDetector
-from overlay.membership.identity_conflict import IdentityConflicts, is_conflict, is_same_start
-from overlay.membership.negative_cache import NegativeCache
-from overlay.peer_table import PeerTable
-from overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange
+from p2pnode.overlay.membership.failure_detector import FailureDetector
+from p2pnode.overlay.membership.identity_conflict import IdentityConflicts, is_conflict, is_same_start
+from p2pnode.overlay.membership.negative_cache import NegativeCache
+from p2pnode.overlay.peer_table import PeerTable
+from p2pnode.overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange
 
 #: More peers than this are not inserted: a table need not hold every node, and an attacker can invent any number.
 MAX_PEERS = 4096

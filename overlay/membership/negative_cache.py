@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlay.peers import Contact
+from p2pnode.overlay.peers import Contact
 
 #: The pause of an address after its first time-out; it doubles with each further one, up to the maximum.
 FIRST_PAUSE_S = 5.0

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 
-from overlay.environment import Environment
-from overlay.kademlia.messages import Ping
-from overlay.kademlia.protocol import SwarmProtocol
-from overlay.membership.service import Membership, ignore_result
-from overlay.peers import PeerChange
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.kademlia.messages import Ping
+from p2pnode.overlay.kademlia.protocol import SwarmProtocol
+from p2pnode.overlay.membership.service import Membership, ignore_result
+from p2pnode.overlay.peers import PeerChange
 
 #: One dead member is called this often.
 REDIAL_DEAD_S = 5.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from overlay.kademlia.messages import Call, Ping, Pong, Result
-from overlay.kademlia.protocol import SwarmProtocol
-from overlay.membership.service import Membership
-from overlay.peers import Contact, Heartbeat, heartbeat_of
+from p2pnode.overlay.kademlia.messages import Call, Ping, Pong, Result
+from p2pnode.overlay.kademlia.protocol import SwarmProtocol
+from p2pnode.overlay.membership.service import Membership
+from p2pnode.overlay.peers import Contact, Heartbeat, heartbeat_of
 
 
 class PeerQueries:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from overlay.addresses import Address
-from overlay.kademlia.messages import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.messages import (
     DuplicateIdentity,
     FindNode,
     GossipOnly,
@@ -16,9 +16,9 @@ from overlay.kademlia.messages import (
     pack_nodes,
     unpack_contact,
 )
-from overlay.kademlia.protocol import SwarmProtocol
-from overlay.membership.service import Membership
-from overlay.peers import Heartbeat, heartbeat_of
+from p2pnode.overlay.kademlia.protocol import SwarmProtocol
+from p2pnode.overlay.membership.service import Membership
+from p2pnode.overlay.peers import Heartbeat, heartbeat_of
 
 #: Contacts in one answer: more than k, because some of them may be dead. With a fifth of 200 nodes just dead, 20 gave a
 #: recall of 0.994 and 26 of 1.0.

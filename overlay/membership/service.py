@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from overlay.addresses import Address
-from overlay.environment import Environment
-from overlay.ids import short
-from overlay.kademlia.calls import OnResult
-from overlay.kademlia.messages import Gossip, MemberState, Ping, PingRequest, PingResult, Result, pack_contact
-from overlay.kademlia.protocol import SwarmProtocol
-from overlay.membership.actions import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.kademlia.calls import OnResult
+from p2pnode.overlay.kademlia.messages import Gossip, MemberState, Ping, PingRequest, PingResult, Result, pack_contact
+from p2pnode.overlay.kademlia.protocol import SwarmProtocol
+from p2pnode.overlay.membership.actions import (
     Action,
     AddressClaim,
     Broadcast,
@@ -29,13 +29,13 @@ from overlay.membership.actions import (
     StateChanged,
     Verify,
 )
-from overlay.membership.failure_detector import FRESH_SHARE
-from overlay.membership.members import MemberList
-from overlay.membership.stream_movement import StreamMovement
-from overlay.membership.verification_limit import VerificationLimit
-from overlay.peers import Contact, Heartbeat, PeerChange, heartbeat_of
-from overlay.rate_limits import RateLimit, TokenBucket
-from overlay.settings import LivenessSettings
+from p2pnode.overlay.membership.failure_detector import FRESH_SHARE
+from p2pnode.overlay.membership.members import MemberList
+from p2pnode.overlay.membership.stream_movement import StreamMovement
+from p2pnode.overlay.membership.verification_limit import VerificationLimit
+from p2pnode.overlay.peers import Contact, Heartbeat, PeerChange, heartbeat_of
+from p2pnode.overlay.rate_limits import RateLimit, TokenBucket
+from p2pnode.overlay.settings import LivenessSettings
 
 #: A death, or a change of this node's activity, is sent to this many at once; the others receive it as gossip.
 BROADCAST_MAX_PEERS = 20

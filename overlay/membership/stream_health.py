@@ -7,13 +7,13 @@ no candidate for shards for as long. A peer at a port that a NAT chose accepts n
 
 from __future__ import annotations
 
-from overlay.addresses import Address
-from overlay.environment import Clock
-from overlay.kademlia.messages import StreamsFailing
-from overlay.kademlia.protocol import SwarmProtocol
-from overlay.membership.service import Membership
-from overlay.peers import Contact, Heartbeat, PeerChange
-from overlay.transport import RequestStream
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.environment import Clock
+from p2pnode.overlay.kademlia.messages import StreamsFailing
+from p2pnode.overlay.kademlia.protocol import SwarmProtocol
+from p2pnode.overlay.membership.service import Membership
+from p2pnode.overlay.peers import Contact, Heartbeat, PeerChange
+from p2pnode.overlay.transport import RequestStream
 
 #: This many failed streams within the time make a peer unreachable for as long.
 STREAM_FAILURES = 2

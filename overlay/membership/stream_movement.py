@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from weakref import ReferenceType, ref
 
-from overlay.transport import RequestStream
+from p2pnode.overlay.transport import RequestStream
 
 #: A line of half a Mbit/s carries this in the timeout of a probe: a smaller request makes no pong as late as that.
 LARGE_BYTES = 1 << 15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from overlay.peers import Contact
+from p2pnode.overlay.peers import Contact
 
 #: One contact is verified at most once in this time.
 VERIFY_PAUSE_S = 1.0

@@ -11,10 +11,10 @@ import asyncio
 import ipaddress
 from typing import NamedTuple, Protocol
 
-from overlay.addresses import Address
-from overlay.environment import Environment
-from overlay.errors import OverlayError
-from overlay.local_node import LocalNode
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.errors import OverlayError
+from p2pnode.overlay.local_node import LocalNode
 
 #: Lease asked of the router: short enough that the mapping of a killed node expires soon.
 LEASE_S = 3600.0

@@ -15,17 +15,17 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from overlay.addresses import Address, site_of, usable_host
-from overlay.bootstrap.hello import HelloContext, HelloRejected, say_hello
-from overlay.environment import Environment
-from overlay.ids import short
-from overlay.kademlia.messages import StreamsFailing
-from overlay.local_node import LocalNode
-from overlay.peer_table import PeerTable
-from overlay.peers import Contact, Heartbeat, Peer, PeerChange
-from overlay.requests import RequestService
-from overlay.transport import Buffer, Response, Transport, TransportError
-from overlay.wake_up import WakeUp
+from p2pnode.overlay.addresses import Address, site_of, usable_host
+from p2pnode.overlay.bootstrap.hello import HelloContext, HelloRejected, say_hello
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.kademlia.messages import StreamsFailing
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.peer_table import PeerTable
+from p2pnode.overlay.peers import Contact, Heartbeat, Peer, PeerChange
+from p2pnode.overlay.requests import RequestService
+from p2pnode.overlay.transport import Buffer, Response, Transport, TransportError
+from p2pnode.overlay.wake_up import WakeUp
 
 DIAL_BACK = "dialback"
 CONFIRMATIONS = 2

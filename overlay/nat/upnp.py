@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from overlay.addresses import Address
-from overlay.nat.port_mapping import GatewayFailed, Mapped
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.nat.port_mapping import GatewayFailed, Mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from overlay.ids import node_id_of
-from overlay.sealing.certificate_request import CertificateBundle, CertificateRequest
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.ids import node_id_of
+from p2pnode.overlay.sealing.certificate_request import CertificateBundle, CertificateRequest
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 
 #: Validity begins this much earlier, as clocks differ (by less: `overlay.sealing.init_filter.CLOCK_BOUND_S`).
 _CLOCK_SKEW = datetime.timedelta(days=1)

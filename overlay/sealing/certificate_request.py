@@ -7,9 +7,9 @@ import sys
 
 import msgspec
 
-from overlay.errors import OverlayError
-from overlay.identity import Identity
-from overlay.sealing.swarm_key import KeyRing
+from p2pnode.overlay.errors import OverlayError
+from p2pnode.overlay.identity import Identity
+from p2pnode.overlay.sealing.swarm_key import KeyRing
 
 #: The process takes about 0.2 s, mostly to import `cryptography.x509`; much longer on a loaded machine.
 PROCESS_TIMEOUT_S = 30.0
@@ -49,7 +49,7 @@ def make_certificates(identity: Identity, keys: KeyRing, run: str, wall_s: float
     request = msgspec.msgpack.encode(CertificateRequest(identity.seed, run, [key.secret for key in keys], wall_s))
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "overlay.sealing.certificate_maker"],
+            [sys.executable, "-m", "p2pnode.overlay.sealing.certificate_maker"],
             input=request,
             capture_output=True,
             check=False,

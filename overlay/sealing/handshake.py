@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from overlay.identity import Identity
-from overlay.ids import ID_BYTES, node_id_of
-from overlay.sealing.swarm_key import SwarmKey
+from p2pnode.overlay.identity import Identity
+from p2pnode.overlay.ids import ID_BYTES, node_id_of
+from p2pnode.overlay.sealing.swarm_key import SwarmKey
 
 #: First byte of a datagram of a closed swarm. Those of an open swarm begin with 0 and 1.
 INIT, RESPONSE, SEALED = 0x10, 0x11, 0x12

@@ -15,9 +15,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from overlay.addresses import split_address
-from overlay.errors import OverlayError
-from overlay.sealing.swarm_key import KEY_BYTES, MAX_KEYS, BadKey, KeyRing, SwarmKey
+from p2pnode.overlay.addresses import split_address
+from p2pnode.overlay.errors import OverlayError
+from p2pnode.overlay.sealing.swarm_key import KEY_BYTES, MAX_KEYS, BadKey, KeyRing, SwarmKey
 
 MARK = "p2pnode"
 VERSION = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlay.errors import OverlayError
+from p2pnode.overlay.errors import OverlayError
 
 
 class Refused(OverlayError):

@@ -9,15 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 
-from overlay.addresses import Address
-from overlay.environment import Clock, Entropy, Log
-from overlay.identity import Identity
-from overlay.ids import short
-from overlay.line_rate import MeasuredLine
-from overlay.sealing.init_filter import CLOCK_BOUND_S
-from overlay.sealing.sealer import Sealer
-from overlay.sealing.swarm_key import KeyRing
-from overlay.transport import Body, DatagramHandler, ReceivedResponse, RequestHandler, Transport, Upload, waits_for_none
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.environment import Clock, Entropy, Log
+from p2pnode.overlay.identity import Identity
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
+from p2pnode.overlay.sealing.sealer import Sealer
+from p2pnode.overlay.sealing.swarm_key import KeyRing
+from p2pnode.overlay.transport import (
+    Body,
+    DatagramHandler,
+    ReceivedResponse,
+    RequestHandler,
+    Transport,
+    Upload,
+    waits_for_none,
+)
 
 
 class SealedTransport:

@@ -16,9 +16,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from overlay.addresses import Address, NodeAddress, id_behind
-from overlay.identity import Identity
-from overlay.sealing.handshake import (
+from p2pnode.overlay.addresses import Address, NodeAddress, id_behind
+from p2pnode.overlay.identity import Identity
+from p2pnode.overlay.sealing.handshake import (
     BOOT_NONCE_BYTES,
     INDEX_BYTES,
     INIT,
@@ -35,11 +35,11 @@ from overlay.sealing.handshake import (
     make_response,
     session_keys,
 )
-from overlay.sealing.init_filter import InitFilter, microseconds
-from overlay.sealing.refusal import Refused
-from overlay.sealing.session import MAX_DATAGRAMS, SEAL_BYTES, Session, index_of
-from overlay.sealing.swarm_key import KeyRing
-from overlay.transport import MAX_DATAGRAM_BYTES
+from p2pnode.overlay.sealing.init_filter import InitFilter, microseconds
+from p2pnode.overlay.sealing.refusal import Refused
+from p2pnode.overlay.sealing.session import MAX_DATAGRAMS, SEAL_BYTES, Session, index_of
+from p2pnode.overlay.sealing.swarm_key import KeyRing
+from p2pnode.overlay.transport import MAX_DATAGRAM_BYTES
 
 #: Shortest time between two inits to one contact; the layer above repeats its datagrams.
 INIT_DELAY_S = 0.2

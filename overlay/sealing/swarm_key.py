@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from overlay.errors import OverlayError
+from p2pnode.overlay.errors import OverlayError
 
 KEY_BYTES = 32
 CHECK_BYTES = 3

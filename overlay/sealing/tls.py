@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from overlay.errors import OverlayError
-from overlay.ids import node_id_of
-from overlay.sealing.certificate_request import CertificateBundle
+from p2pnode.overlay.errors import OverlayError
+from p2pnode.overlay.ids import node_id_of
+from p2pnode.overlay.sealing.certificate_request import CertificateBundle
 
 #: SubjectPublicKeyInfo of an Ed25519 key (RFC 8410): all of it but the 32 bytes of the key.
 _ED25519_SPKI = bytes.fromhex("302a300506032b6570032100")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from overlay.addresses import Address
-from overlay.environment import Clock
-from overlay.sockets import http1 as http
-from overlay.sockets import small_messages
-from overlay.sockets.connection import GATHERED_BYTES, Connection, ConnectionClosed
-from overlay.sockets.connection_pool import ConnectionPool, PooledConnection, StreamSeal
-from overlay.sockets.framing import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.environment import Clock
+from p2pnode.overlay.sockets import http1 as http
+from p2pnode.overlay.sockets import small_messages
+from p2pnode.overlay.sockets.connection import GATHERED_BYTES, Connection, ConnectionClosed
+from p2pnode.overlay.sockets.connection_pool import ConnectionPool, PooledConnection, StreamSeal
+from p2pnode.overlay.sockets.framing import (
     BadFraming,
     BodyFailed,
     BodyReader,
@@ -24,9 +24,9 @@ from overlay.sockets.framing import (
     take_whole,
     write_body,
 )
-from overlay.sockets.http1 import HttpBody, NotOurHttp, ResponseHead
-from overlay.sockets.upload_meter import UploadMeter
-from overlay.transport import Body, ReceivedResponse, SizedBody, TransportError
+from p2pnode.overlay.sockets.http1 import HttpBody, NotOurHttp, ResponseHead
+from p2pnode.overlay.sockets.upload_meter import UploadMeter
+from p2pnode.overlay.transport import Body, ReceivedResponse, SizedBody, TransportError
 
 #: The head of a response that was taken as a whole.
 _WHOLE = ResponseHead(http.OK, True, 0, False)

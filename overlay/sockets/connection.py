@@ -14,11 +14,11 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import cast
 
-from overlay.addresses import is_loopback
-from overlay.errors import OverlayError
-from overlay.sockets.send_queue import SendQueue
-from overlay.transport import Buffer
-from overlay.waits import Silence
+from p2pnode.overlay.addresses import is_loopback
+from p2pnode.overlay.errors import OverlayError
+from p2pnode.overlay.sockets.send_queue import SendQueue
+from p2pnode.overlay.transport import Buffer
+from p2pnode.overlay.waits import Silence
 
 #: Bytes buffered while no read is pending. Of a large read, about this much is copied once more.
 BUFFER_BYTES = 1 << 14

@@ -12,15 +12,15 @@ import os
 import ssl
 from dataclasses import dataclass
 
-from overlay.addresses import Address, id_behind
-from overlay.environment import Clock
-from overlay.ids import short
-from overlay.sealing.init_filter import CLOCK_BOUND_S
-from overlay.sealing.tickets import TicketVerifier
-from overlay.sealing.tls import Credentials, NotANodeCertificate, id_of_certificate
-from overlay.sockets.connection import Connection
-from overlay.sockets.upload_meter import UploadMeter
-from overlay.transport import TransportError
+from p2pnode.overlay.addresses import Address, id_behind
+from p2pnode.overlay.environment import Clock
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
+from p2pnode.overlay.sealing.tickets import TicketVerifier
+from p2pnode.overlay.sealing.tls import Credentials, NotANodeCertificate, id_of_certificate
+from p2pnode.overlay.sockets.connection import Connection
+from p2pnode.overlay.sockets.upload_meter import UploadMeter
+from p2pnode.overlay.transport import TransportError
 
 #: Idle connections are closed after this, before the server does, so a request rarely meets a closed connection.
 KEEP_ALIVE_S = 30.0

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, Callable, Generator, Iterable
 
-from overlay.errors import OverlayError
-from overlay.sockets.connection import Connection
-from overlay.sockets.http1 import HttpBody
-from overlay.transport import MAX_HEAD_BYTES, Body, Buffer, SizedBody
+from p2pnode.overlay.errors import OverlayError
+from p2pnode.overlay.sockets.connection import Connection
+from p2pnode.overlay.sockets.http1 import HttpBody
+from p2pnode.overlay.transport import MAX_HEAD_BYTES, Body, Buffer, SizedBody
 
 LENGTH_BYTES = 4
 #: A chunk up to this size is copied if its memory may change. For a longer one the writer waits until the kernel has

@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from overlay.addresses import Address
-from overlay.errors import OverlayError
-from overlay.sockets.connection import Connection, ConnectionClosed
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.errors import OverlayError
+from p2pnode.overlay.sockets.connection import Connection, ConnectionClosed
 
 MARKER = b"x-p2pnode"
 PATH = "/p2p/"

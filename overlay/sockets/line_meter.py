@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from overlay.environment import Clock
-from overlay.line_rate import WINDOW_S, MeasuredLine
-from overlay.transport import Upload
+from p2pnode.overlay.environment import Clock
+from p2pnode.overlay.line_rate import WINDOW_S, MeasuredLine
+from p2pnode.overlay.transport import Upload
 
 #: With fewer bytes queued, less may be on the way than fits: 128 KiB fill 13 Mbit/s over a round trip of 80 ms.
 QUEUED_BYTES = 1 << 17

@@ -12,9 +12,9 @@ import ipaddress
 import socket
 from collections.abc import Callable
 
-from overlay.addresses import Address
-from overlay.sockets.udp import RECEIVE_BUFFER_BYTES
-from overlay.transport import PortInUse
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.sockets.udp import RECEIVE_BUFFER_BYTES
+from p2pnode.overlay.transport import PortInUse
 
 #: Connections accepted per wake-up, before other callbacks run.
 ACCEPTED_PER_TURN = 16

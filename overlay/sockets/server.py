@@ -8,16 +8,16 @@ import functools
 from collections import Counter
 from collections.abc import Callable
 
-from overlay.addresses import Address, NodeAddress, group_of
-from overlay.environment import Log
-from overlay.sealing.tls import NotANodeCertificate
-from overlay.sockets import http1 as http
-from overlay.sockets import small_messages
-from overlay.sockets.concurrency import HandlerLimiter
-from overlay.sockets.connection import GATHERED_BYTES, Connection, ConnectionClosed
-from overlay.sockets.connection_places import ConnectionPlaces
-from overlay.sockets.connection_pool import TIMER_S, proven_id
-from overlay.sockets.framing import (
+from p2pnode.overlay.addresses import Address, NodeAddress, group_of
+from p2pnode.overlay.environment import Log
+from p2pnode.overlay.sealing.tls import NotANodeCertificate
+from p2pnode.overlay.sockets import http1 as http
+from p2pnode.overlay.sockets import small_messages
+from p2pnode.overlay.sockets.concurrency import HandlerLimiter
+from p2pnode.overlay.sockets.connection import GATHERED_BYTES, Connection, ConnectionClosed
+from p2pnode.overlay.sockets.connection_places import ConnectionPlaces
+from p2pnode.overlay.sockets.connection_pool import TIMER_S, proven_id
+from p2pnode.overlay.sockets.framing import (
     BadFraming,
     BodyFailed,
     BodyReader,
@@ -30,9 +30,9 @@ from overlay.sockets.framing import (
     take_whole,
     write_body,
 )
-from overlay.sockets.http1 import HttpBody, NotOurHttp, RequestHead
-from overlay.sockets.upload_meter import UploadMeter
-from overlay.transport import (
+from p2pnode.overlay.sockets.http1 import HttpBody, NotOurHttp, RequestHead
+from p2pnode.overlay.sockets.upload_meter import UploadMeter
+from p2pnode.overlay.transport import (
     HANDLER_SILENCE_S,
     Request,
     RequestHandler,

@@ -7,9 +7,9 @@ buffer for those. Pure.
 
 from __future__ import annotations
 
-from overlay.addresses import Address
-from overlay.sockets import http1 as http
-from overlay.sockets.framing import LENGTH_BYTES, WholeBody, WholeMessage
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.sockets import http1 as http
+from p2pnode.overlay.sockets.framing import LENGTH_BYTES, WholeBody, WholeMessage
 
 _END = b"\r\n\r\n"
 _LENGTH = b"Content-Length: "

@@ -13,10 +13,10 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
-from overlay.sealing.client_hello import MAX_HELLO_BYTES
-from overlay.sealing.refusal import Refused
-from overlay.sealing.tickets import TicketVerdict
-from overlay.sockets.listener import Listener
+from p2pnode.overlay.sealing.client_hello import MAX_HELLO_BYTES
+from p2pnode.overlay.sealing.refusal import Refused
+from p2pnode.overlay.sealing.tickets import TicketVerdict
+from p2pnode.overlay.sockets.listener import Listener
 
 #: The first bytes of a member arrive one round trip after it has connected.
 FIRST_BYTES_TIMEOUT_S = 3.0

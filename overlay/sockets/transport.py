@@ -14,21 +14,21 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from overlay.addresses import Address, is_loopback
-from overlay.environment import Clock, Log
-from overlay.line_rate import MeasuredLine
-from overlay.sealing.sealer import MAX_SEALED_BYTES
-from overlay.sealing.tls import Credentials
-from overlay.sockets.client import StreamClient, StreamRequest
-from overlay.sockets.connection_places import UNPROVEN_SHARE, places_of
-from overlay.sockets.connection_pool import StreamSeal
-from overlay.sockets.line_meter import LineMeter
-from overlay.sockets.listener import Listener, bind_pair
-from overlay.sockets.server import StreamServer
-from overlay.sockets.ticket_gate import TicketGate
-from overlay.sockets.udp import DatagramSocket
-from overlay.sockets.upload_meter import UploadMeter
-from overlay.transport import (
+from p2pnode.overlay.addresses import Address, is_loopback
+from p2pnode.overlay.environment import Clock, Log
+from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.sealing.sealer import MAX_SEALED_BYTES
+from p2pnode.overlay.sealing.tls import Credentials
+from p2pnode.overlay.sockets.client import StreamClient, StreamRequest
+from p2pnode.overlay.sockets.connection_places import UNPROVEN_SHARE, places_of
+from p2pnode.overlay.sockets.connection_pool import StreamSeal
+from p2pnode.overlay.sockets.line_meter import LineMeter
+from p2pnode.overlay.sockets.listener import Listener, bind_pair
+from p2pnode.overlay.sockets.server import StreamServer
+from p2pnode.overlay.sockets.ticket_gate import TicketGate
+from p2pnode.overlay.sockets.udp import DatagramSocket
+from p2pnode.overlay.sockets.upload_meter import UploadMeter
+from p2pnode.overlay.transport import (
     MAX_DATAGRAM_BYTES,
     MAX_HEAD_BYTES,
     Body,

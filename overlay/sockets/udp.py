@@ -11,9 +11,9 @@ import asyncio
 import socket
 from collections import Counter
 
-from overlay.addresses import Address
-from overlay.environment import Log
-from overlay.transport import MAX_DATAGRAM_BYTES, DatagramHandler
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.environment import Log
+from p2pnode.overlay.transport import MAX_DATAGRAM_BYTES, DatagramHandler
 
 #: Requested from the kernel, which may grant less: one second of probes from a thousand peers.
 RECEIVE_BUFFER_BYTES = 4 << 20

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from overlay.sockets.connection import Connection
-from overlay.transport import MUCH_QUEUED_BYTES, SOME_QUEUED_BYTES, Upload
+from p2pnode.overlay.sockets.connection import Connection
+from p2pnode.overlay.transport import MUCH_QUEUED_BYTES, SOME_QUEUED_BYTES, Upload
 
 #: Nothing was read of a connection yet: no number of written bytes.
 _UNREAD = (-1, 0)

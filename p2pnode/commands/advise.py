@@ -12,8 +12,8 @@ from p2pnode.commands.simulate import progress_bar
 from p2pnode.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from training.settings import BarrierSettings
-    from training.simulation.advice import Advice, Measured, Prediction
+    from p2pnode.training.settings import BarrierSettings
+    from p2pnode.training.simulation.advice import Advice, Measured, Prediction
 
 
 #: With fewer workers there is no peer to wait for.
@@ -39,8 +39,8 @@ def advise(
     Example: p2pnode simulate advise --from http://127.0.0.1:8080
     """
     from p2pnode.client import NodeClient
-    from training.simulation import advice
-    from training.simulation.model.step_times import BadModel
+    from p2pnode.training.simulation import advice
+    from p2pnode.training.simulation.model.step_times import BadModel
 
     bare = address.removeprefix("http://").split("/")[0]
     try:
@@ -82,8 +82,8 @@ def _workers(status: dict[str, Any]) -> float:
 
 def _measured(status: dict[str, Any], steps: list[Any], peers: list[dict[str, Any]], source: str) -> Measured:
     """The measurements to simulate on. Raises `BadModel` if there is no step."""
-    from training.simulation.advice import Measured
-    from training.simulation.model.step_times import seconds_of
+    from p2pnode.training.simulation.advice import Measured
+    from p2pnode.training.simulation.model.step_times import seconds_of
 
     trace_s = seconds_of(steps, f"{source}/steps")
     own = float(status["training"]["step_seconds"] or 0.0)
@@ -93,7 +93,7 @@ def _measured(status: dict[str, Any], steps: list[Any], peers: list[dict[str, An
 
 def _present(status: dict[str, Any]) -> BarrierSettings | None:
     """The swarm's present barrier; None for a custom one."""
-    from training.settings import BarrierSettings
+    from p2pnode.training.settings import BarrierSettings
 
     barrier = status["barrier"]
     if barrier["method"] == "custom":

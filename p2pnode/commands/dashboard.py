@@ -17,11 +17,11 @@ from typing import Annotated
 
 import typer
 
-from overlay.addresses import split_address
 from p2pnode.client import NodeClient
 from p2pnode.commands.options import JsonOption, WhichNode, takes
 from p2pnode.commands.output import print_json, print_line
 from p2pnode.keys import api_token
+from p2pnode.overlay.addresses import split_address
 
 #: The file that leads to the page, beside the token.
 LOGIN_FILE = "dashboard.html"

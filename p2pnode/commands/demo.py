@@ -14,7 +14,7 @@ from p2pnode.config.rules import check
 from p2pnode.config.settings import KEYS
 from p2pnode.config.values import choices
 from p2pnode.errors import ExitCode, UserError
-from training.settings import BarrierMethod
+from p2pnode.training.settings import BarrierMethod
 
 _BARRIERS = [method for method in choices(KEYS["barrier.method"].type) if method != "custom"]
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from overlay.addresses import is_literal, is_loopback, split_address, usable_host
 from p2pnode.client import NodeClient
 from p2pnode.commands.options import (
     ConfigOption,
@@ -35,10 +34,11 @@ from p2pnode.config.state_folders import has_been_in_swarm, run_of
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys.dialable import dialable, own_host
 from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, STANDARD_INPUT, read_swarm
+from p2pnode.overlay.addresses import is_literal, is_loopback, split_address, usable_host
 
 if TYPE_CHECKING:
-    from overlay.sealing.invitation import Invitation
-    from overlay.sealing.swarm_key import KeyRing, SwarmKey
+    from p2pnode.overlay.sealing.invitation import Invitation
+    from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 
 key_app = typer.Typer(
     help="Make, show, pass on and rotate the swarm key: anyone with the key is a member.", rich_markup_mode=None
@@ -76,8 +76,8 @@ def new(
             "member the key",
             ExitCode.MISMATCH,
         )
-    from overlay.sealing.swarm_key import KeyRing
     from p2pnode.keys.key_files import write_key_file
+    from p2pnode.overlay.sealing.swarm_key import KeyRing
 
     keys = KeyRing((_fresh(),))
     write_key_file(path, keys)
@@ -127,8 +127,8 @@ def invite(
 
     Example: p2pnode key invite --out invitation.txt, or: p2pnode key invite | ssh other p2pnode start --invite -
     """
-    from overlay.sealing.invitation import Invitation
     from p2pnode.keys.key_files import write_invitation
+    from p2pnode.overlay.sealing.invitation import Invitation
 
     loading = place.loaded(joining=True, for_running=True)
     found = loading.config
@@ -203,8 +203,8 @@ def rotate(
     prepare makes a second key, accepted beside the first: do it once, and take the file, or a fresh `key invite`, to
     every node. switch uses the second, on every node. finish forgets the first. Running nodes notice by themselves.
     """
-    from overlay.sealing.swarm_key import BadKey
     from p2pnode.keys.key_files import read_key_file, write_key_file
+    from p2pnode.overlay.sealing.swarm_key import BadKey
 
     found = _settings(place)
     path = _own_file(found)
@@ -247,8 +247,8 @@ def _is_file(text: str) -> bool:
 
 def read_invitation(text: str) -> Invitation:
     """The invitation that an argument is or names. Raises `UserError`, which contains no part of it."""
-    from overlay.sealing.invitation import BadInvitation, Invitation
     from p2pnode.keys.key_files import MAX_FILE_BYTES, own_input
+    from p2pnode.overlay.sealing.invitation import BadInvitation, Invitation
 
     if text == STANDARD_INPUT:
         if sys.stdin.isatty():
@@ -290,7 +290,7 @@ def _run_of_swarm(loading: Loaded, client: NodeClient | None) -> str:
 
 def _given_addresses(addresses: list[str]) -> list[str]:
     """The addresses of --address, if others can dial them; a loopback address is taken, with a warning."""
-    from overlay.sealing.invitation import MAX_ADDRESSES
+    from p2pnode.overlay.sealing.invitation import MAX_ADDRESSES
 
     for address in addresses:
         try:
@@ -342,7 +342,7 @@ def _known_addresses(config: Config, client: NodeClient | None) -> list[str]:
 
 
 def _fresh() -> SwarmKey:
-    from overlay.sealing.swarm_key import KEY_BYTES, SwarmKey
+    from p2pnode.overlay.sealing.swarm_key import KEY_BYTES, SwarmKey
 
     return SwarmKey(secrets.token_bytes(KEY_BYTES))
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
-from overlay.addresses import split_address
 from p2pnode.client import NodeClient, NotReachable, RunningNode, find, running_on
 from p2pnode.config.directory_record import RECORD_FILE, read_record, settings_of
 from p2pnode.config.load import Loaded, Override, load
@@ -20,6 +19,7 @@ from p2pnode.config.state_folders import choose, run_of
 from p2pnode.config.toml import toml
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys.invitation_files import remembered_settings
+from p2pnode.overlay.addresses import split_address
 
 #: Read when no --config is given and it exists in the working directory.
 DEFAULT_FILE = Path("node.toml")

@@ -27,7 +27,7 @@ from p2pnode.terminal.lines import columns
 from p2pnode.terminal.numbers import size
 
 if TYPE_CHECKING:
-    from training.dispatch.recordio import FileIndex, RecordWriter
+    from p2pnode.training.dispatch.recordio import FileIndex, RecordWriter
 
 records_app = typer.Typer(
     help="Make, list, print and check RecordIO files, the data sets that nodes share by chunks.", rich_markup_mode=None
@@ -106,10 +106,10 @@ def pack(
 
     Example: p2pnode records pack "corpus/*.txt" --out corpus.recordio --records-per-chunk 1000
     """
-    from training.dispatch.conversion import common_format, records_of
-    from training.dispatch.conversion.sources import SourceFormat, find_sources
-    from training.dispatch.conversion.tables import TableFormat
-    from training.dispatch.recordio import Compressor, create_records
+    from p2pnode.training.dispatch.conversion import common_format, records_of
+    from p2pnode.training.dispatch.conversion.sources import SourceFormat, find_sources
+    from p2pnode.training.dispatch.conversion.tables import TableFormat
+    from p2pnode.training.dispatch.recordio import Compressor, create_records
 
     if delimiter is not None and len(delimiter) != 1:
         raise UserError(f'--delimiter "{delimiter}" is not one character', "", ExitCode.USAGE)
@@ -159,7 +159,7 @@ def index(
 
     Example: p2pnode records index "train-*.recordio"
     """
-    from training.dispatch.recordio import read_index
+    from p2pnode.training.dispatch.recordio import read_index
 
     with _explained():
         found = [read_index(path, torn="skip") for path in _paths(files)]
@@ -200,7 +200,7 @@ def check(files: FilesArgument, as_json: JsonOption = False) -> int:
 
     Example: p2pnode records check "train-*.recordio"
     """
-    from training.dispatch.recordio import Chunk, RecordFile, RecordFileError
+    from p2pnode.training.dispatch.recordio import Chunk, RecordFile, RecordFileError
 
     results: list[dict[str, Any]] = []
     with _explained():
@@ -244,7 +244,7 @@ def cat(
 
     With --json a line is an object with the record's value. Example: p2pnode records cat train.recordio --limit 3
     """
-    from training.dispatch.recordio import RecordFile
+    from p2pnode.training.dispatch.recordio import RecordFile
 
     if raw and as_json:
         raise UserError("--raw and --json exclude each other", "", ExitCode.USAGE)
@@ -315,7 +315,7 @@ def _plain_bytes(paths: Iterable[Path]) -> int:
 
 
 def _paths(files: list[str]) -> list[Path]:
-    from training.dispatch.conversion.sources import find_paths
+    from p2pnode.training.dispatch.conversion.sources import find_paths
 
     return find_paths(files)
 
@@ -358,8 +358,8 @@ def _torn(found: FileIndex) -> str:
 @contextlib.contextmanager
 def _explained(out: Path | None = None) -> Iterator[None]:
     """What goes wrong with files, as an error with what to do next. `out` is the file that is written."""
-    from training.dispatch.conversion.sources import BadSource
-    from training.dispatch.recordio import RecordFileError, TornChunk
+    from p2pnode.training.dispatch.conversion.sources import BadSource
+    from p2pnode.training.dispatch.recordio import RecordFileError, TornChunk
 
     try:
         yield

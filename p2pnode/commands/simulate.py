@@ -21,8 +21,8 @@ from p2pnode.commands.output import print_json, print_line
 from p2pnode.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from training.simulation.figures.tables import Row
-    from training.simulation.model.plan import Plan
+    from p2pnode.training.simulation.figures.tables import Row
+    from p2pnode.training.simulation.model.plan import Plan
 
 #: Points in time of a run that `--plot` shows.
 MOMENTS = 100
@@ -80,9 +80,9 @@ def simulate(
     """
     if context.invoked_subcommand is not None:
         return 0
-    from training.barriers.predicates import BarrierNotFound
-    from training.simulation.model.step_times import BadModel
-    from training.simulation.run import NotCompiled
+    from p2pnode.training.barriers.predicates import BarrierNotFound
+    from p2pnode.training.simulation.model.step_times import BadModel
+    from p2pnode.training.simulation.run import NotCompiled
 
     if plot is not None:
         _need_matplotlib()
@@ -93,11 +93,11 @@ def simulate(
         outcomes = [(name, _run(plan, engine, moments, name)) for name, plan in plans]
     except (BadModel, BarrierNotFound, NotCompiled, ValueError) as error:
         raise UserError(str(error), "p2pnode simulate --help shows what each option takes", ExitCode.USAGE) from error
-    from training.simulation.model.metrics import summary
+    from p2pnode.training.simulation.model.metrics import summary
 
     runs = [{"barrier": name, **summary(outcome)} for name, outcome in outcomes]
     if plot is not None:
-        from training.simulation.figures.plots import draw, progress_panel, step_panel
+        from p2pnode.training.simulation.figures.plots import draw, progress_panel, step_panel
 
         with _writing(plot):
             draw([step_panel(outcomes), progress_panel(outcomes)], plot, _title(plans[0][1]))
@@ -136,10 +136,10 @@ def _plan(options: dict[str, Any]) -> Plan:
     """The plan of the command line's options. Raises `BadModel` and `ValueError`."""
     import msgspec
 
-    from training.barriers.predicates import resample_after
-    from training.settings import BarrierMethod, BarrierSettings
-    from training.simulation.model.plan import DISCIPLINES, SAMPLERS, Churn, Plan
-    from training.simulation.model.step_times import parse_step_times, parse_stragglers
+    from p2pnode.training.barriers.predicates import resample_after
+    from p2pnode.training.settings import BarrierMethod, BarrierSettings
+    from p2pnode.training.simulation.model.plan import DISCIPLINES, SAMPLERS, Churn, Plan
+    from p2pnode.training.simulation.model.step_times import parse_step_times, parse_stragglers
 
     for option, known in (("barrier", get_args(BarrierMethod)), ("discipline", DISCIPLINES), ("sampler", SAMPLERS)):
         if options[option] not in known:
@@ -177,7 +177,7 @@ def _plan(options: dict[str, Any]) -> Plan:
 def _run(plan: Plan, engine: str, moments: list[float], name: str) -> Any:
     from typing import get_args
 
-    from training.simulation.run import EngineName, simulate
+    from p2pnode.training.simulation.run import EngineName, simulate
 
     if engine not in get_args(EngineName):
         raise ValueError(f'--engine "{engine}" is none of {", ".join(get_args(EngineName))}')
@@ -198,7 +198,7 @@ def _title(plan: Plan) -> str:
 
 def _need_matplotlib() -> None:
     """Check this before minutes of work, not after."""
-    from training.simulation.figures.plots import NoMatplotlib, require_matplotlib
+    from p2pnode.training.simulation.figures.plots import NoMatplotlib, require_matplotlib
 
     try:
         require_matplotlib()
@@ -238,12 +238,12 @@ def reproduce(
     # Set before NumPy is loaded, here and in the processes: on small matrices a second thread only waits.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _need_matplotlib()
-    from training.simulation.figures.learning_figures import NEED_IMAGES
-    from training.simulation.figures.reproduction import FIGURES
-    from training.simulation.figures.reproduction import reproduce as make
-    from training.simulation.figures.tables import ReproductionRequest
-    from training.simulation.learning.problems import BadData
-    from training.simulation.run import has_numba
+    from p2pnode.training.simulation.figures.learning_figures import NEED_IMAGES
+    from p2pnode.training.simulation.figures.reproduction import FIGURES
+    from p2pnode.training.simulation.figures.reproduction import reproduce as make
+    from p2pnode.training.simulation.figures.tables import ReproductionRequest
+    from p2pnode.training.simulation.learning.problems import BadData
+    from p2pnode.training.simulation.run import has_numba
 
     if what == ["list"]:
         print_line("\n".join(FIGURES))

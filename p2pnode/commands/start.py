@@ -36,7 +36,7 @@ from p2pnode.errors import ExitCode, UserError
 from p2pnode.local_plan import OWN, with_count
 
 if TYPE_CHECKING:
-    from overlay.sealing.invitation import Invitation
+    from p2pnode.overlay.sealing.invitation import Invitation
 
 
 class StartCommand(TyperCommand):

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from overlay.addresses import is_literal, is_loopback, split_address
 from p2pnode.config.settings import Config
 from p2pnode.config.tracker import FORMS, parse_tracker
 from p2pnode.config.values import nearest
-from training.devices.names import named_devices
-from training.goal import Goal
+from p2pnode.overlay.addresses import is_literal, is_loopback, split_address
+from p2pnode.training.devices.names import named_devices
+from p2pnode.training.goal import Goal
 
 #: Tasks that come with p2pnode; any other is named "package.module:Class".
 BUILT_IN_TASKS = ("digits", "mnist", "text")

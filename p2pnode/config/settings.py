@@ -10,8 +10,8 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta
 
-from overlay.settings import LivenessSettings, NodeSettings, Port, SwarmSettings
-from training.settings import (
+from p2pnode.overlay.settings import LivenessSettings, NodeSettings, Port, SwarmSettings
+from p2pnode.training.settings import (
     BarrierSettings,
     DevicesSettings,
     DispatchSettings,

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from overlay.settings import SwarmSettings
 from p2pnode.config.directory_record import RECORD_FILE, read_record
 from p2pnode.config.settings import STATE_HOME, folder_name
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.overlay.settings import SwarmSettings
 
 #: A folder with one of these is a state directory.
 MARKS = (RECORD_FILE, "swarm.key", "swarm.json", "identity.key")

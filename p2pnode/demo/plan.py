@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlay.settings import NodeSettings, SwarmSettings
 from p2pnode.config.settings import Config, LogSettings, StatusSettings
-from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
+from p2pnode.overlay.settings import NodeSettings, SwarmSettings
+from p2pnode.training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
 
 #: Evaluations in a row that must reach the goal at every node.
 EVALUATIONS = 3
@@ -47,7 +47,7 @@ class DemoPlan:
     keep: Path | None = None
     #: Command that starts a daemon; the path of its configuration file is appended. Tests replace it.
     start_command: tuple[str, ...] = (sys.executable, "-m", "p2pnode", "start", "--config")
-    alone_command: tuple[str, ...] = (sys.executable, "-m", "training.trainer.standalone")
+    alone_command: tuple[str, ...] = (sys.executable, "-m", "p2pnode.training.trainer.standalone")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from p2pnode.errors import ExitCode
 from p2pnode.local_run import Interrupts
 from p2pnode.screen import ProgressBar, progress_bar
 from p2pnode.terminal.numbers import number, size, whole
-from training.settings import TrainingSettings
+from p2pnode.training.settings import TrainingSettings
 
 POLL_INTERVAL_S = 0.25
 #: Parts trained alone at a time: one per core of the smallest machine the demo runs on.

@@ -20,7 +20,7 @@ from p2pnode.errors import UserError
 from p2pnode.keys.key_files import find_keys, own_input
 from p2pnode.terminal.numbers import duration, rate, short
 from p2pnode.terminal.status_view import findings, part
-from training import kernels
+from p2pnode.training import kernels
 
 #: Peers of which the round trip is named.
 NAMED_PEERS = 2

@@ -165,8 +165,8 @@ def _mode(path: Path) -> int | None:
 
 def port_checks(config: Config) -> list[DoctorCheck]:
     """Whether the node's two ports are free; bound for a moment."""
-    from overlay.sockets.listener import bind_pair  # here: another module reads facts without sockets
-    from overlay.transport import PortInUse
+    from p2pnode.overlay.sockets.listener import bind_pair  # here: another module reads facts without sockets
+    from p2pnode.overlay.transport import PortInUse
 
     host, port = config.node.host, config.node.port
     free = "another one: --port, or node.port; 0 takes a free one"

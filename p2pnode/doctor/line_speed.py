@@ -14,12 +14,12 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from overlay.peers import Contact
-from overlay.transport import ReceivedResponse, TransportError
 from p2pnode.doctor.check import DoctorCheck, info, ok, warning
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import ReceivedResponse, TransportError
 from p2pnode.terminal.numbers import rate, size
-from training.exchange.messages import Pull, PullAnswer, Wanted, decode, encode
-from training.exchange.terms import ZERO_TERM
+from p2pnode.training.exchange.messages import Pull, PullAnswer, Wanted, decode, encode
+from p2pnode.training.exchange.terms import ZERO_TERM
 
 READ_BYTES = 4 << 20
 READ_S = 4.0

@@ -17,29 +17,29 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from overlay.addresses import Address, is_loopback
-from overlay.bootstrap.advice import what_to_do
-from overlay.bootstrap.dialer import HELLO_TIMEOUT_S, NotThisSwarm, why_unreachable
-from overlay.bootstrap.hello import HelloContext, HelloRejected, say_hello
-from overlay.bootstrap.peer_store import PeerStore
-from overlay.bootstrap.resolver import RESOLVE_TIMEOUT_S, resolve
-from overlay.environment import Environment
-from overlay.errors import OverlayError
-from overlay.identity import load_identity
-from overlay.overlay import Overlay
-from overlay.peers import Contact
-from overlay.sealing.swarm_key import KeyRing
-from overlay.settings import OverlaySettings
-from overlay.sockets.transport import SocketTransport
-from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
-from overlay.transport import PortInUse, Request, Response, Transport
 from p2pnode import __version__
 from p2pnode.config.settings import Config
 from p2pnode.doctor.check import DoctorCheck, error, info, ok, warning
 from p2pnode.doctor.line_speed import judged, read_from
 from p2pnode.keys.closed_swarm import open_closed_swarm
+from p2pnode.overlay.addresses import Address, is_loopback
+from p2pnode.overlay.bootstrap.advice import what_to_do
+from p2pnode.overlay.bootstrap.dialer import HELLO_TIMEOUT_S, NotThisSwarm, why_unreachable
+from p2pnode.overlay.bootstrap.hello import HelloContext, HelloRejected, say_hello
+from p2pnode.overlay.bootstrap.peer_store import PeerStore
+from p2pnode.overlay.bootstrap.resolver import RESOLVE_TIMEOUT_S, resolve
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.errors import OverlayError
+from p2pnode.overlay.identity import load_identity
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.sealing.swarm_key import KeyRing
+from p2pnode.overlay.settings import OverlaySettings
+from p2pnode.overlay.sockets.transport import SocketTransport
+from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+from p2pnode.overlay.transport import PortInUse, Request, Response, Transport
 from p2pnode.terminal.numbers import duration
-from training.shard_count import MIN_SHARDS
+from p2pnode.training.shard_count import MIN_SHARDS
 
 #: Remembered peers that are asked besides the bootstraps.
 MAX_REMEMBERED = 4

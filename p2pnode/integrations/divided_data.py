@@ -13,7 +13,7 @@ import torch.distributed
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 if TYPE_CHECKING:
-    from training.trainer.attached_swarm import AttachedSwarm
+    from p2pnode.training.trainer.attached_swarm import AttachedSwarm
 
 
 class DividedData:

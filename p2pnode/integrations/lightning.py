@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from training.trainer.attached_swarm import AttachedSwarm
+    from p2pnode.training.trainer.attached_swarm import AttachedSwarm
 
 #: Names under which modules log what they measure in validation.
 PREFIXES = tuple(word + sign for word in ("validation", "valid", "val") for sign in "_/")

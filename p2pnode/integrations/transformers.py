@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from training.trainer.attached_swarm import AttachedSwarm
+    from p2pnode.training.trainer.attached_swarm import AttachedSwarm
 
 #: What an evaluation says about itself, not about the model.
 _TIMINGS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "jit_compilation_time")

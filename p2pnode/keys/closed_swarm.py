@@ -10,20 +10,20 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from overlay.environment import Environment
-from overlay.identity import Identity
-from overlay.sealing.certificate_request import CertificateError, make_certificates
-from overlay.sealing.init_filter import CLOCK_BOUND_S
-from overlay.sealing.sealed_transport import SealedTransport
-from overlay.sealing.swarm_key import KeyRing
-from overlay.sealing.tickets import TicketVerifier
-from overlay.sealing.tls import Credentials
-from overlay.sockets.connection_pool import StreamSeal
-from overlay.sockets.transport import SocketTransport
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys.invitation_files import IN_ENVIRONMENT, STANDARD_INPUT
 from p2pnode.keys.key_files import read_key_file
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.identity import Identity
+from p2pnode.overlay.sealing.certificate_request import CertificateError, make_certificates
+from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
+from p2pnode.overlay.sealing.sealed_transport import SealedTransport
+from p2pnode.overlay.sealing.swarm_key import KeyRing
+from p2pnode.overlay.sealing.tickets import TicketVerifier
+from p2pnode.overlay.sealing.tls import Credentials
+from p2pnode.overlay.sockets.connection_pool import StreamSeal
+from p2pnode.overlay.sockets.transport import SocketTransport
 
 #: Between two checks of the key file.
 POLL_INTERVAL_S = 2.0

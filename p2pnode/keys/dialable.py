@@ -10,7 +10,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from overlay.addresses import Address, is_literal, is_loopback, split_address, usable_host
+from p2pnode.overlay.addresses import Address, is_literal, is_loopback, split_address, usable_host
 
 #: Of the blocks for documentation (RFC 5737, RFC 3849): routed like any other address, and nothing is sent to it.
 _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))

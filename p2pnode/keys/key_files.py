@@ -15,12 +15,12 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import IO
 
-from overlay.sealing.swarm_key import BadKey, KeyRing
-from overlay.system import FolderDisk
 from p2pnode.config.settings import Config
 from p2pnode.config.state_folders import has_been_in_swarm, run_of
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
 from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, KEY_VARIABLE, STANDARD_INPUT, SWARM_FILE, read_swarm
+from p2pnode.overlay.sealing.swarm_key import BadKey, KeyRing
+from p2pnode.overlay.system import FolderDisk
 
 #: Far more than two keys and their comments need.
 MAX_FILE_BYTES = 1 << 16

@@ -17,20 +17,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from overlay.environment import Executor
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
-from training import checkpoint
-from training.checkpoint import CheckpointState
-from training.encoding.codecs import Vector
-from training.exchange.exchange import Exchange
-from training.exchange.store import state_files
-from training.exchange.store.replica import ReplicaReading
-from training.manifest import Manifest
-from training.progress import Progress
-from training.shards.delta_range import MAX_STATE_LENGTH, has_length
-from training.shards.state import ShardState
-from training.trainer_link.interface import Trainer, TrainerFailed
+from p2pnode.overlay.environment import Executor
+from p2pnode.training import checkpoint
+from p2pnode.training.checkpoint import CheckpointState
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.store import state_files
+from p2pnode.training.exchange.store.replica import ReplicaReading
+from p2pnode.training.manifest import Manifest
+from p2pnode.training.progress import Progress
+from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH, has_length
+from p2pnode.training.shards.state import ShardState
+from p2pnode.training.trainer_link.interface import Trainer, TrainerFailed
 
 #: A leaving node waits this long for a trainer that writes its own state to a slow disk.
 LAST_FILE_S = 60.0

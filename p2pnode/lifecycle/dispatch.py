@@ -4,21 +4,21 @@ tasks for its trainer. Which of the last two it has depends on `[dispatch]` and 
 
 from __future__ import annotations
 
-from overlay.overlay import Overlay
-from overlay.peers import Activity
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.environment import NodeEnvironment
-from training.dispatch.answers import Answer
-from training.dispatch.client import MasterClient
-from training.dispatch.directory import MasterDirectory
-from training.dispatch.facts import MasterFacts, RecordsFacts
-from training.dispatch.master import MasterService
-from training.dispatch.worker import RecordsService
-from training.sharing.service import DataService
-from training.trainer_link.data_messages import DataFromTrainer, DataOpened, DataTrained, DataWanted
-from training.trainer_link.interface import Trainer
-from training.trainer_link.record_messages import RecordsFromTrainer, RecordsGranted, RecordsWanted
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.overlay.peers import Activity
+from p2pnode.training.dispatch.answers import Answer
+from p2pnode.training.dispatch.client import MasterClient
+from p2pnode.training.dispatch.directory import MasterDirectory
+from p2pnode.training.dispatch.facts import MasterFacts, RecordsFacts
+from p2pnode.training.dispatch.master import MasterService
+from p2pnode.training.dispatch.worker import RecordsService
+from p2pnode.training.sharing.service import DataService
+from p2pnode.training.trainer_link.data_messages import DataFromTrainer, DataOpened, DataTrained, DataWanted
+from p2pnode.training.trainer_link.interface import Trainer
+from p2pnode.training.trainer_link.record_messages import RecordsFromTrainer, RecordsGranted, RecordsWanted
 
 #: How long workers that have not heard of the end of the job still get it from a master whose job is done.
 STAY_S = 10.0

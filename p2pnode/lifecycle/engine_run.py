@@ -11,26 +11,26 @@ from typing import NamedTuple
 
 import msgspec
 
-from overlay.overlay import Overlay
-from overlay.supervision import logged, supervised
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
 from p2pnode.lifecycle.engine_service import EngineService
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.startup import Startup
-from training import manifest_check
-from training.barriers.predicates import Barrier, make_barrier
-from training.barriers.waiter import BarrierWaiter
-from training.engines.calls import ScriptCalls
-from training.engines.participation import Participation
-from training.exchange.exchange import Exchange
-from training.manifest import Manifest
-from training.progress import Progress
-from training.settings import BarrierSettings
-from training.trainer_link.engine_messages import EngineOpened, EngineReady, TaskCounts
-from training.trainer_link.interface import Trainer, TrainerHello, TrainerLeft
-from training.trainer_link.messages import derive_start_seed
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.overlay.supervision import logged, supervised
+from p2pnode.training import manifest_check
+from p2pnode.training.barriers.predicates import Barrier, make_barrier
+from p2pnode.training.barriers.waiter import BarrierWaiter
+from p2pnode.training.engines.calls import ScriptCalls
+from p2pnode.training.engines.participation import Participation
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.manifest import Manifest
+from p2pnode.training.progress import Progress
+from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.trainer_link.engine_messages import EngineOpened, EngineReady, TaskCounts
+from p2pnode.training.trainer_link.interface import Trainer, TrainerHello, TrainerLeft
+from p2pnode.training.trainer_link.messages import derive_start_seed
 
 #: A node that was just started takes no shard over for this long, or until it has what its swarm has.
 TAKEOVER_DELAY_S = 30.0

@@ -12,11 +12,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from overlay.environment import Log
-from training.engines.calls import ScriptCalls
-from training.engines.participation import Participation
-from training.errors import TrainingError
-from training.trainer_link.engine_messages import (
+from p2pnode.overlay.environment import Log
+from p2pnode.training.engines.calls import ScriptCalls
+from p2pnode.training.engines.participation import Participation
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.trainer_link.engine_messages import (
     MESSAGE_VALUES_BYTES,
     AbandonRun,
     ApplyUpdates,
@@ -50,9 +50,9 @@ from training.trainer_link.engine_messages import (
     ValuesFound,
     WaitAtBarrier,
 )
-from training.trainer_link.interface import Trainer
-from training.values.encoding import decode_key, encode_key
-from training.values.store import (
+from p2pnode.training.trainer_link.interface import Trainer
+from p2pnode.training.values.encoding import decode_key, encode_key
+from p2pnode.training.values.store import (
     EncodedPull,
     EncodedResult,
     EncodedUpdate,

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from overlay.bootstrap.local_network import Lan
-from overlay.environment import Environment
-from overlay.nat.port_mapping import Gateway
-from overlay.transport import Transport
 from p2pnode.config.directory_record import Given
-from training.dispatch.dataset import LocalDataset, RecordFilesMissing
-from training.dispatch.store import Store, StoreLost
-from training.trainer_link.interface import Trainer
+from p2pnode.overlay.bootstrap.local_network import Lan
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.nat.port_mapping import Gateway
+from p2pnode.overlay.transport import Transport
+from p2pnode.training.dispatch.dataset import LocalDataset, RecordFilesMissing
+from p2pnode.training.dispatch.store import Store, StoreLost
+from p2pnode.training.trainer_link.interface import Trainer
 
 
 def _no_dataset() -> LocalDataset:

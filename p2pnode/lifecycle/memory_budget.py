@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import msgspec
 
-from overlay.environment import Log
 from p2pnode.errors import ExitCode, UserError
-from training.encoding import codecs
-from training.encoding.pull_codecs import follows_chains
-from training.exchange.owner.published import KEPT_PART
-from training.settings import ExchangeSettings
-from training.shard_count import shard_count
-from training.shards.outer_rule import is_plain
+from p2pnode.overlay.environment import Log
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.pull_codecs import follows_chains
+from p2pnode.training.exchange.owner.published import KEPT_PART
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shard_count import shard_count
+from p2pnode.training.shards.outer_rule import is_plain
 
 _FLOAT32_BYTES = 4
 

@@ -17,15 +17,16 @@ from pathlib import Path
 
 import msgspec
 
-from overlay.environment import Disk
-from overlay.system import FolderDisk
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
-from training.encoding.codecs import Vector
-from training.errors import TrainingError
-from training.layout import Layout
-from training.model_file import BadModelFile, Piece, TensorFile, model_pieces, open_fixed
-from training.trainer_link.interface import ModelDescription, Trainer, TrainerFailed
+from p2pnode.overlay.environment import Disk
+from p2pnode.overlay.system import FolderDisk
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.layout import Layout
+from p2pnode.training.model_file import BadModelFile, Piece, TensorFile, model_pieces, open_fixed
+from p2pnode.training.supervisor.launch import add_checkout
+from p2pnode.training.trainer_link.interface import ModelDescription, Trainer, TrainerFailed
 
 FOLDER = "model"
 DESCRIPTION = f"{FOLDER}/description.json"
@@ -183,12 +184,9 @@ def convert(source: Path, target: Path, tick: Callable[[], None] = lambda: None)
 
     `tick` is called every `TICK_S` until it is done. Raises `BadModelFile`.
     """
-    command = [sys.executable, "-m", "training.trainer.convert", str(source), str(target)]
-    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "p2pnode.training.trainer.convert", str(source), str(target)]
     environment = dict(os.environ)
-    if root.name not in ("site-packages", "dist-packages"):
-        paths = (str(root), environment.get("PYTHONPATH", ""))
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    add_checkout(environment)
     done = watched(command, environment, tick)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["it printed no reason"]

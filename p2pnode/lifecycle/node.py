@@ -11,11 +11,6 @@ from dataclasses import replace
 
 import msgspec
 
-from overlay.addresses import is_loopback
-from overlay.ids import short
-from overlay.overlay import NotThisSwarm, Overlay
-from overlay.peers import Activity, PeerChange
-from overlay.settings import OverlaySettings
 from p2pnode import __version__
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError, code_of_script
@@ -31,18 +26,23 @@ from p2pnode.lifecycle.side_services import SideServices
 from p2pnode.lifecycle.startup import Startup
 from p2pnode.lifecycle.state import State
 from p2pnode.lifecycle.state_directory import StateDirectory
-from training import manifest_check
-from training.barriers.predicates import BarrierNotFound, make_barrier
-from training.barriers.waiter import BarrierWaiter
-from training.exchange.exchange import Exchange
-from training.goal import End
-from training.manifest import Manifest
-from training.progress import Progress
-from training.settings import ExchangeSettings
-from training.shard_count import ChosenBy
-from training.sharing.service import DataService
-from training.step_loop import StepLoop
-from training.trainer_link.interface import TrainerFailed, TrainerHello, TrainerLeft
+from p2pnode.overlay.addresses import is_loopback
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.overlay import NotThisSwarm, Overlay
+from p2pnode.overlay.peers import Activity, PeerChange
+from p2pnode.overlay.settings import OverlaySettings
+from p2pnode.training import manifest_check
+from p2pnode.training.barriers.predicates import BarrierNotFound, make_barrier
+from p2pnode.training.barriers.waiter import BarrierWaiter
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.goal import End
+from p2pnode.training.manifest import Manifest
+from p2pnode.training.progress import Progress
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shard_count import ChosenBy
+from p2pnode.training.sharing.service import DataService
+from p2pnode.training.step_loop import StepLoop
+from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello, TrainerLeft
 
 #: A node that was just started takes no shard over for this long, or until it has the vector.
 TAKEOVER_DELAY_S = 30.0

@@ -14,12 +14,12 @@ import msgspec
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.model_export import SAFETENSORS, CannotExport, ModelExport
-from training.exchange.exchange import Exchange
-from training.exchange.ownership_messages import MAX_BUFFERS_BYTES
-from training.goal import Best, End
-from training.layout import Layout
-from training.progress import Progress
-from training.trainer_link.interface import ModelDescription, Vector
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.ownership_messages import MAX_BUFFERS_BYTES
+from p2pnode.training.goal import Best, End
+from p2pnode.training.layout import Layout
+from p2pnode.training.progress import Progress
+from p2pnode.training.trainer_link.interface import ModelDescription, Vector
 
 #: A node waits this long for final values, and for integer buffers. A dead owner is replaced within ten seconds.
 FINAL_VALUES_S = 60.0

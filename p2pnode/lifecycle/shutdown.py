@@ -12,15 +12,15 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from overlay.overlay import Overlay
-from overlay.peers import Activity, Peer
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
 from p2pnode.lifecycle.environment import NodeEnvironment
-from training.exchange.exchange import Exchange
-from training.goal import End
-from training.progress import Finishing, Progress
-from training.trainer_link.interface import Trainer, TrainerEnd
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.overlay.peers import Activity, Peer
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.goal import End
+from p2pnode.training.progress import Finishing, Progress
+from p2pnode.training.trainer_link.interface import Trainer, TrainerEnd
 
 LAST_PUSH_S = 1.0
 HAND_OVER_S = 2.0

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import random
 
-from overlay.overlay import Overlay
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
-from training.devices.coordination import Coordination
-from training.devices.host import HostTrainer
-from training.duplicate_data import DuplicateData
-from training.few_changes import FewChanges
-from training.goal_announcement import GoalAnnouncement
-from training.layout import Layout
-from training.step_loop import StepLoop
-from training.trainer_link.interface import Trainer, Vector
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.training.devices.coordination import Coordination
+from p2pnode.training.devices.host import HostTrainer
+from p2pnode.training.duplicate_data import DuplicateData
+from p2pnode.training.few_changes import FewChanges
+from p2pnode.training.goal_announcement import GoalAnnouncement
+from p2pnode.training.layout import Layout
+from p2pnode.training.step_loop import StepLoop
+from p2pnode.training.trainer_link.interface import Trainer, Vector
 
 
 class SideServices:

@@ -11,24 +11,24 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from overlay.overlay import NotThisSwarm, OnlyItself, Overlay
-from overlay.peers import Contact
-from overlay.transport import TransportError
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.state_directory import StateDirectory
-from training import checkpoint, manifest_check, shard_count
-from training.checkpoint import Checkpoint
-from training.exchange.exchange import Exchange
-from training.exchange.store.records import StoredState
-from training.manifest import Manifest, propose
-from training.manifest_check import ManifestRefused
-from training.progress import Progress
-from training.settings import BarrierSettings
-from training.shard_count import ChosenBy, ShardsFixed
-from training.shards.delta_range import MAX_STATE_LENGTH, has_length
-from training.trainer_link.interface import Restored, Trainer, TrainerFailed, TrainerHello, TrainerLeft, Vector
+from p2pnode.overlay.overlay import NotThisSwarm, OnlyItself, Overlay
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training import checkpoint, manifest_check, shard_count
+from p2pnode.training.checkpoint import Checkpoint
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.manifest import Manifest, propose
+from p2pnode.training.manifest_check import ManifestRefused
+from p2pnode.training.progress import Progress
+from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.shard_count import ChosenBy, ShardsFixed
+from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH, has_length
+from p2pnode.training.trainer_link.interface import Restored, Trainer, TrainerFailed, TrainerHello, TrainerLeft, Vector
 
 #: A restarted founder looks for its swarm among remembered peers this long before it founds the swarm again.
 REJOIN_TIMEOUT_S = 5.0

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from overlay.environment import Environment
-from overlay.identity import UnreadableIdentity, load_identity, next_incarnation
 from p2pnode.config.directory_record import (
     RECORD_FILE,
     DirectoryRecord,
@@ -22,7 +20,9 @@ from p2pnode.config.directory_record import (
     kept_settings,
 )
 from p2pnode.errors import state_directory_unusable
-from training.layout import Layout
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.identity import UnreadableIdentity, load_identity, next_incarnation
+from p2pnode.training.layout import Layout
 
 GENESIS_FILE = "genesis"
 

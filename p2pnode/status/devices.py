@@ -6,8 +6,8 @@ import math
 
 from p2pnode.status.prometheus import Family
 from p2pnode.status.schema import CoordinationStatus, DeviceStatus, Finding
-from training.devices.host import HostTrainer
-from training.trainer_link.interface import Trainer
+from p2pnode.training.devices.host import HostTrainer
+from p2pnode.training.trainer_link.interface import Trainer
 
 
 def device_status(trainer: Trainer) -> list[DeviceStatus]:

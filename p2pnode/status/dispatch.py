@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from p2pnode.status.prometheus import Family, Sample, single
 from p2pnode.status.schema import DispatchStatus, Finding
-from training.dispatch.client import TROUBLE_S
-from training.dispatch.facts import MasterFacts, RecordsFacts
-from training.dispatch.messages import QueueCounts
+from p2pnode.training.dispatch.client import TROUBLE_S
+from p2pnode.training.dispatch.facts import MasterFacts, RecordsFacts
+from p2pnode.training.dispatch.messages import QueueCounts
 
 
 def dispatch_status(

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from overlay.environment import Clock
+from p2pnode.overlay.environment import Clock
 
 Level = Literal["debug", "info", "warning", "error"]
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from p2pnode.status.schema import Finding, LineStatus
-from training.codec_choice import CodecChoice
+from p2pnode.training.codec_choice import CodecChoice
 
 #: Steps with a refusal among the last ones (`Progress.refusals`). One refusal is no finding: a shard that has just been
 #: recovered, or one bad batch, refuses a step.

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from overlay.addresses import is_literal, is_loopback
+from p2pnode.overlay.addresses import is_literal, is_loopback
 from p2pnode.status.limits import CHANGE_HEADER
 
 #: Bodies are not used, but a client may send one of this size.

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlay.bootstrap.advice import what_to_do
-from overlay.ids import short
-from overlay.report import OverlayReport
 from p2pnode import __version__
 from p2pnode.config.rules import warnings_for
 from p2pnode.lifecycle.node import Node
 from p2pnode.lifecycle.startup import WAITING_HINT
+from p2pnode.overlay.bootstrap.advice import what_to_do
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.report import OverlayReport
 from p2pnode.status.devices import device_findings, device_status
 from p2pnode.status.dispatch import dispatch_findings
 from p2pnode.status.findings import line_findings, refusal_findings, version_findings
 from p2pnode.status.schema import DispatchStatus, Finding, LineStatus, LostPeer
-from training.duplicate_data import ADVICE
-from training.exchange.exchange import Exchange
-from training.exchange.step_wait import Obstacles
+from p2pnode.training.duplicate_data import ADVICE
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.step_wait import Obstacles
 
 #: A barrier that waits longer than this, and a delta that no owner has taken for longer, is a finding.
 LONG_WAIT_S = 10.0

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 
 from p2pnode.status.schema import Status
-from training.progress import StepRow
+from p2pnode.training.progress import StepRow
 
 #: When there are so many rows, every second one goes, and every second look makes none: a row a second for 16 minutes,
 #: one in two seconds for the next 16, and 85 minutes apart after a month.

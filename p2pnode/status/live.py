@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from overlay.environment import Clock
+from p2pnode.overlay.environment import Clock
 from p2pnode.status.history import History, Row
 from p2pnode.status.limits import SCHEMA
 from p2pnode.status.schema import HistoryAnswer, PeerStatus, Status, Update

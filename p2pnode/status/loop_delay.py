@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from overlay.environment import Clock
+from p2pnode.overlay.environment import Clock
 from p2pnode.status.schema import LoopStatus
 
 PERIOD_S = 0.1

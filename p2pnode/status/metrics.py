@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
-from overlay.report import OverlayReport
 from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
 from p2pnode.lifecycle.state import State
+from p2pnode.overlay.report import OverlayReport
 from p2pnode.own_memory import resident_bytes
 from p2pnode.status.prometheus import Family, Sample, single
 from p2pnode.status.schema import ExchangeStatus, Finding, LineStatus, LoopStatus

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from overlay.report import OverlayReport
 from p2pnode import __version__
+from p2pnode.overlay.report import OverlayReport
 from p2pnode.status.limits import CHANGE_HEADER, MAX_LIMIT
 from p2pnode.status.prometheus import CONTENT_TYPE
 from p2pnode.status.schema import (
@@ -26,7 +26,7 @@ from p2pnode.status.schema import (
     Status,
     Update,
 )
-from training.progress import StepRow
+from p2pnode.training.progress import StepRow
 
 Schema = dict[str, Any]
 

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from overlay.peers import Activity, Peer, PeerChange
 from p2pnode.lifecycle.node import Node
+from p2pnode.overlay.peers import Activity, Peer, PeerChange
 from p2pnode.status.schema import LostPeer, PeerStatus
 
 #: Peers kept, the newest ones; more are counted by nobody and matter to nobody.

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from overlay.line_rate import MeasuredLine
 from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
+from p2pnode.overlay.line_rate import MeasuredLine
 from p2pnode.status.devices import coordination_status, device_metrics, device_status
 from p2pnode.status.dispatch import dispatch_metrics, dispatch_status
 from p2pnode.status.events import EventRing
@@ -44,11 +44,11 @@ from p2pnode.status.schema import (
     WaitingStatus,
 )
 from p2pnode.status.values import server_metrics, server_status, values_metrics, values_status
-from training import kernels
-from training.codec_choice import CodecChoice, LineFacts
-from training.exchange.exchange import Exchange
-from training.exchange.store.repair_log import to_mend
-from training.progress import StepRow
+from p2pnode.training import kernels
+from p2pnode.training.codec_choice import CodecChoice, LineFacts
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.store.repair_log import to_mend
+from p2pnode.training.progress import StepRow
 
 #: How old the sizes of the exchange may be, in seconds.
 SIZES_FRESH_S = 1.0

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from overlay.line_rate import CapacitySource
 from p2pnode.lifecycle.state import State
+from p2pnode.overlay.line_rate import CapacitySource
 from p2pnode.status.events import Event
 
 SchemaNumber = Literal[1]

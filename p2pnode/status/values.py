@@ -8,8 +8,8 @@ import msgspec
 
 from p2pnode.status.prometheus import Family, Sample, single
 from p2pnode.status.schema import ServerStatus, ValuesStatus
-from training.exchange.exchange import Exchange
-from training.trainer_link.engine_messages import TaskCounts
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.trainer_link.engine_messages import TaskCounts
 
 
 def values_status(exchange: Exchange | None) -> ValuesStatus | None:

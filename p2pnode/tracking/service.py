@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlay.background_output import BackgroundOutput
-from overlay.environment import Clock, Log
 from p2pnode.config.tracker import Tracker
+from p2pnode.overlay.background_output import BackgroundOutput
+from p2pnode.overlay.environment import Clock, Log
 from p2pnode.tracking.writers import Record, TrackerWriter, open_writer
-from training.progress import Progress, StepRow
+from p2pnode.training.progress import Progress, StepRow
 
 POLL_INTERVAL_S = 0.5
 #: Between a failure and the next try.

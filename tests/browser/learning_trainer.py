@@ -11,9 +11,9 @@ import time
 
 import numpy as np
 
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer_link.interface import StepOrder, StepReport
 from tests.process.harness.torchless_trainer import TorchlessTrainer, serve_daemon
-from training.trainer.connection import DaemonConnection
-from training.trainer_link.interface import StepOrder, StepReport
 
 SIZE = 4096
 #: Steps in which the loss falls to a third.

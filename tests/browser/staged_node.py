@@ -12,14 +12,14 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
-from overlay.system import SystemClock
 from p2pnode.config.settings import StatusSettings
+from p2pnode.overlay.system import SystemClock
 from p2pnode.status.events import EventRing
 from p2pnode.status.prometheus import Family
 from p2pnode.status.schema import PeerStatus, Status
 from p2pnode.status.server import StatusServer
+from p2pnode.training.progress import StepRow
 from tests.browser.scenes import Scene, moved
-from training.progress import StepRow
 
 #: How far back the charts reach at the start.
 PAST_S = 300

@@ -11,9 +11,9 @@ from typing import Any
 
 from benchmarks.daemons import Daemon, Daemons, daemons, status
 from p2pnode.errors import ExitCode
+from p2pnode.training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import run_p2pnode, with_daemon
-from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 
 #: A loaded machine starts daemons slowly; a quiet one within two seconds.
 DEADLINE_S = 180.0

@@ -14,15 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from p2pnode.training.trainer_link.interface import StepOrder, TrainerEnd, TrainerFailed, TrainerLeft
 from tests.harness.project.repository import ROOT
-from tests.harness.runner.long_run import more
 from tests.process.harness.forked_python import Forked, with_torch
 from tests.process.harness.trainer_world import World, add, is_running, until
-from training.trainer_link.interface import StepOrder, TrainerEnd, TrainerFailed, TrainerLeft
 
 #: Half of a script's start is the import of torch's compiler, which its optimizer causes (`lazy_dynamo`).
 NO_COMPILER = """
-from training.trainer.lazy_dynamo import import_later
+from p2pnode.training.trainer.lazy_dynamo import import_later
 import_later()
 """
 
@@ -415,21 +414,6 @@ def test_a_command_that_does_not_exist_is_named(world: World) -> None:
     world.run(scenario)
 
 
-@pytest.mark.parametrize("package", ["training", *more("overlay")])
-def test_a_users_folder_beside_the_script_is_named(world: World, package: str) -> None:
-    """A folder `training` beside train.py hides ours; the sentence names it."""
-    folder = world.state_dir / "users" / package
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").touch()
-
-    async def scenario(world: World) -> None:
-        with pytest.raises(TrainerFailed) as failure:
-            await world.script("import p2pnode\np2pnode.attach").start()
-        assert f"the folder {folder} hides p2pnode's package {package}" in failure.value.reason
-
-    world.run(scenario)
-
-
 def test_attach_outside_of_a_node_says_how_to_start_the_script(tmp_path: Path) -> None:
     """Without the daemon's variable there is one sentence."""
     (tmp_path / "train.py").write_text(LOOP)
@@ -483,7 +467,7 @@ def test_a_script_ends_with_its_daemon(tmp_path: Path) -> None:
 import asyncio, sys
 from pathlib import Path
 from tests.process.harness.trainer_world import World
-from training.trainer_link.interface import StepOrder
+from p2pnode.training.trainer_link.interface import StepOrder
 async def main():
     world = World(Path({str(tmp_path / "state")!r}))
     trainer = world.trainer(command=[sys.executable, {str(tmp_path / "train.py")!r}])

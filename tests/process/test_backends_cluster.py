@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from p2pnode.training.engines.mapreduce.engine import MapReduce
+from p2pnode.training.engines.mapreduce.errors import BadRequest, FunctionFailed, WorkersLost
 from tests.harness.project.repository import ROOT
-from training.engines.mapreduce.engine import MapReduce
-from training.engines.mapreduce.errors import BadRequest, FunctionFailed, WorkersLost
 
 WORDS = [f"word-{number * number % 97}" for number in range(4000)]
 
@@ -50,7 +50,7 @@ def test_a_killed_worker_costs_nothing_on_a_cluster(tmp_path: Path) -> None:
 
 def test_an_address_where_nobody_listens_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says which scheduler was asked."""
-    monkeypatch.setattr("training.engines.mapreduce.backends.CONNECT_S", 0.5)
+    monkeypatch.setattr("p2pnode.training.engines.mapreduce.backends.CONNECT_S", 0.5)
     with pytest.raises(BadRequest, match=r"no Dask scheduler answers at tcp://127.0.0.1:1"):
         MapReduce(address="tcp://127.0.0.1:1")
 

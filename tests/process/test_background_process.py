@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from overlay.sealing.swarm_key import PREFIX, SwarmKey
 from p2pnode.client import find
 from p2pnode.directory_lock import is_locked
 from p2pnode.errors import ExitCode
 from p2pnode.log_file import LOG_FILE
+from p2pnode.overlay.sealing.swarm_key import PREFIX, SwarmKey
 from tests.harness.project.repository import ROOT
 
 TRAINER = [sys.executable, "-m", "tests.process.harness.plain_trainer"]

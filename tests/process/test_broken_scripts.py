@@ -22,7 +22,7 @@ SCRIPT = """\
 import torch
 from torch import nn
 import p2pnode
-from training.trainer.lazy_dynamo import import_later
+from p2pnode.training.trainer.lazy_dynamo import import_later
 
 import_later()  # torch's compiler, which no optimizer needs, is half of the start
 torch.manual_seed(3)

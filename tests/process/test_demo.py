@@ -185,7 +185,7 @@ def forked_plan(torch_server: str, **changes: Any) -> DemoPlan:
     return DemoPlan(
         nodes=3,
         start_command=(*harness, "start", "--config"),
-        alone_command=(*alone, "-m", "training.trainer.standalone"),
+        alone_command=(*alone, "-m", "p2pnode.training.trainer.standalone"),
         **changes,
     )
 

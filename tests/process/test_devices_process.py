@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 import torch
 
-from overlay.environment import Environment
-from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+from p2pnode.training.devices.host import HostTrainer
+from p2pnode.training.devices.start import make_trainer
+from p2pnode.training.settings import DevicesSettings, TrainingSettings
+from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.trainer.snapshot import seed_all
+from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
+from p2pnode.training.trainer_link.messages import derive_node_seed, trainer_id
 from tests.harness.project.repository import ROOT
 from tests.harness.trainers.tasks import Plain
 from tests.process.harness.trainer_world import World, is_running, until
 from tests.process.test_shared_data_process import sharing
-from training.devices.host import HostTrainer
-from training.devices.start import make_trainer
-from training.settings import DevicesSettings, TrainingSettings
-from training.supervisor.node_start import NodeStart
-from training.trainer.snapshot import seed_all
-from training.trainer_link.interface import StepOrder, TrainerFailed
-from training.trainer_link.messages import derive_node_seed, trainer_id
 
 NODE = b"n" * 20
 

@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p2pnode.training.trainer.records.record_draws import RecordDraws
+from p2pnode.training.trainer.records.task_source import DispatchedTasks
+from p2pnode.training.trainer_link.interface import StepOrder
+from p2pnode.training.trainer_link.messages import Train, Trained
+from p2pnode.training.trainer_link.record_messages import (
+    RecordsGranted,
+    RecordsTrained,
+    RecordsWanted,
+    RecordTask,
+)
 from tests.harness.builders.record_files import tasks_of, write_records
 from tests.harness.project.repository import ROOT
 from tests.process.harness.dispatch_world import Chaos, ChaosPlan, ChaosResult
 from tests.process.harness.etcd_server import EtcdServer, etcd_binary
 from tests.process.harness.record_trainer import RecordTrainer, end_torn_line
 from tests.process.harness.swarm_world import ProcessNode, until
-from training.trainer.records.record_draws import RecordDraws
-from training.trainer.records.task_source import DispatchedTasks
-from training.trainer_link.interface import StepOrder
-from training.trainer_link.messages import Train, Trained
-from training.trainer_link.record_messages import (
-    RecordsGranted,
-    RecordsTrained,
-    RecordsWanted,
-    RecordTask,
-)
 
 
 @contextmanager

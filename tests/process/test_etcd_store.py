@@ -19,15 +19,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from overlay.environment import Environment
-from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+from p2pnode.training.dispatch.etcd_gateway import EtcdGateway, EtcdRefused, Json, coded
+from p2pnode.training.dispatch.etcd_store import EtcdStore
+from p2pnode.training.dispatch.open_store import open_store
+from p2pnode.training.dispatch.store import MAX_BYTES, MAX_ROWS, StoreLost
 from tests.harness.environment.simulated import ListLog
 from tests.harness.project.repository import ROOT
 from tests.process.harness.etcd_server import EtcdServer, etcd_binary
-from training.dispatch.etcd_gateway import EtcdGateway, EtcdRefused, Json, coded
-from training.dispatch.etcd_store import EtcdStore
-from training.dispatch.open_store import open_store
-from training.dispatch.store import MAX_BYTES, MAX_ROWS, StoreLost
 
 pytestmark = pytest.mark.skipif(
     etcd_binary() is None, reason="no etcd: install Debian's etcd-server, or name a binary in P2PNODE_ETCD"

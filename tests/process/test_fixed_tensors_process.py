@@ -17,7 +17,7 @@ import sys
 import time
 import torch
 from torch import nn
-from training.trainer.lazy_dynamo import import_later
+from p2pnode.training.trainer.lazy_dynamo import import_later
 
 import_later()
 import p2pnode

@@ -21,7 +21,7 @@ if not sys.platform.startswith("linux"):
 SCRIPT = """
 import json, os, sys
 found = [sys.argv, os.getcwd(), os.environ.get("GIVEN"), os.getsid(0) == os.getpid(), __name__, sys.path[0]]
-print(json.dumps([*found, "torch" in sys.modules, "training" in sys.modules, sys.stdin.read()]))
+print(json.dumps([*found, "torch" in sys.modules, "p2pnode" in sys.modules, sys.stdin.read()]))
 sys.exit(7)
 """
 
@@ -39,28 +39,6 @@ def test_a_script_finds_what_a_process_of_its_own_has(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "out.txt").read_text())
     folder = str(tmp_path)
     assert found == [command, folder, "here", True, "__main__", folder, True, True, "a line"]
-
-
-def test_a_folder_that_hides_our_packages_does_so_in_a_fork(tmp_path: Path) -> None:
-    """Beside a script, or on PYTHONPATH: the script gets the folder's package, and none of our modules was imported."""
-    script = (
-        "import sys; print(any(name.partition('.')[0] in ('overlay', 'p2pnode') for name in sys.modules));"
-        "import training; print(training.__path__[0])"
-    )
-    folders = [tmp_path / "beside", tmp_path / "given"]
-    for folder in folders:
-        (folder / "training").mkdir(parents=True)
-        (folder / "training" / "__init__.py").touch()
-    (folders[0] / "train.py").write_text(script)
-    (tmp_path / "train.py").write_text(script)
-
-    printed = []
-    for place, path in ((folders[0], ""), (tmp_path, str(folders[1]))):
-        with (tmp_path / "out.txt").open("w") as output:
-            process = Forked(with_torch(), [str(place / "train.py")], env={"PYTHONPATH": path}, stdout=output)
-        assert process.wait(90) == 0
-        printed.append((tmp_path / "out.txt").read_text().splitlines())
-    assert printed == [["False", str(folder / "training")] for folder in folders]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

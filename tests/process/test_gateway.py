@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.nat.port_mapping import GatewayFailed, Mapped
-from overlay.nat.upnp import MAX_REQUESTS, UpnpGateway, is_installed
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.nat.port_mapping import GatewayFailed, Mapped
+from p2pnode.overlay.nat.upnp import MAX_REQUESTS, UpnpGateway, is_installed
 from tests.harness.project.repository import ROOT
 from tests.process.harness.fake_gateway import FakeGateway, junk_pages
 from tests.process.harness.sockets import Run, run

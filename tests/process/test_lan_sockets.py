@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.bootstrap.local_network import SERVICE, Announcement, LocalNetwork
-from overlay.bootstrap.mdns import OnAnnouncement, ZeroconfLan, is_installed
-from overlay.kademlia.messages import PROTOCOL_VERSION
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.bootstrap.local_network import SERVICE, Announcement, LocalNetwork
+from p2pnode.overlay.bootstrap.mdns import OnAnnouncement, ZeroconfLan, is_installed
+from p2pnode.overlay.kademlia.messages import PROTOCOL_VERSION
 from tests.harness.project.repository import ROOT
 from tests.process.harness.sockets import Run, run
 

@@ -7,9 +7,9 @@ import asyncio
 
 import pytest
 
-from overlay.addresses import id_behind
-from overlay.sockets import concurrency
-from overlay.transport import Request, Response, TransportError
+from p2pnode.overlay.addresses import id_behind
+from p2pnode.overlay.sockets import concurrency
+from p2pnode.overlay.transport import Request, Response, TransportError
 from tests.process.harness.members import Member, ask, until
 from tests.process.harness.sockets import Run, run
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from overlay.sealing.swarm_key import SwarmKey
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
+from p2pnode.overlay.sealing.swarm_key import SwarmKey
 from tests.harness.project.repository import ROOT
 from tests.process.harness.namespaces import command, inside, missing, namespaces
 from tests.process.harness.swarm_world import ANSWER_S, whole_entries

@@ -22,12 +22,12 @@ import json
 import sys
 import torch
 from torch import nn
-from training.trainer.lazy_dynamo import import_later
+from p2pnode.training.trainer.lazy_dynamo import import_later
 
 import_later()
 import p2pnode
 from tests.harness.trainers import optimizers
-from training.tasks.digits import load_digits
+from p2pnode.training.tasks.digits import load_digits
 
 
 def adamw(parameters):

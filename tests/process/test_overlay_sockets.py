@@ -16,15 +16,15 @@ import msgspec
 import pytest
 import uvloop
 
-from overlay.addresses import Address
-from overlay.bootstrap.resolver import resolve
-from overlay.identity import load_identity, next_incarnation
-from overlay.kademlia import messages
-from overlay.overlay import Overlay
-from overlay.peers import Heartbeat
-from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
-from overlay.sockets.transport import SocketTransport
-from overlay.system import SystemClock, SystemEntropy
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.bootstrap.resolver import resolve
+from p2pnode.overlay.identity import load_identity, next_incarnation
+from p2pnode.overlay.kademlia import messages
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.overlay.peers import Heartbeat
+from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
+from p2pnode.overlay.sockets.transport import SocketTransport
+from p2pnode.overlay.system import SystemClock, SystemEntropy
 from tests.harness.environment.simulated import ListLog, MemoryDisk, Record, make_environment
 
 V4, V6 = "127.0.0.1", "::1"

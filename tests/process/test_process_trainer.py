@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p2pnode.training.layout import Layout
+from p2pnode.training.supervisor import process
+from p2pnode.training.supervisor.process_trainer import ProcessTrainer
+from p2pnode.training.trainer_link import shared_memory
+from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import with_torch
 from tests.process.harness.trainer_world import World, add, descriptors, is_running, until, wait_until
-from training.layout import Layout
-from training.supervisor import process
-from training.supervisor.process_trainer import ProcessTrainer
-from training.trainer_link import shared_memory
-from training.trainer_link.interface import StepOrder, TrainerFailed
 
 
 @pytest.fixture
@@ -96,9 +96,9 @@ def test_one_node_equals_the_bare_loop(world: World) -> None:
     them values enter while the next step is trained."""
     import torch
 
+    from p2pnode.training.trainer.snapshot import seed_all
+    from p2pnode.training.trainer_link.messages import derive_node_seed
     from tests.harness.trainers import tasks
-    from training.trainer.snapshot import seed_all
-    from training.trainer_link.messages import derive_node_seed
 
     async def scenario(world: World) -> Any:
         trainer = world.trainer("Adaptive", seed=3)

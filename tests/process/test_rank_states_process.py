@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from p2pnode.training.supervisor.process_trainer import ProcessTrainer
+from p2pnode.training.trainer import snapshot
+from p2pnode.training.trainer.rank_states import rank_file
+from p2pnode.training.trainer_link.interface import Restored, StepOrder, TrainerFailed, TrainerHello, Vector
 from tests.harness.runner.long_run import more
 from tests.process.harness.swarm_world import START_S, ProcessNode, kill_all, until
 from tests.process.harness.trainer_world import World, add
 from tests.process.harness.trainer_world import until as until_true
-from training.supervisor.process_trainer import ProcessTrainer
-from training.trainer import snapshot
-from training.trainer.rank_states import rank_file
-from training.trainer_link.interface import Restored, StepOrder, TrainerFailed, TrainerHello, Vector
 
 #: Everything that a rank can have of its own: generators, a state, a counter, and noise that its optimiser adds.
 RANKS = """

@@ -37,7 +37,7 @@ import json
 import sys
 import torch
 from torch import nn
-from training.trainer.lazy_dynamo import import_later
+from p2pnode.training.trainer.lazy_dynamo import import_later
 
 import_later()  # torch's compiler, which no optimizer needs, is half of the start
 torch.manual_seed(int(sys.argv[2]))  # Each node begins elsewhere, and has data of its own.
@@ -341,7 +341,7 @@ def test_a_script_that_is_killed_for_memory_says_so(memory_group: Path, tmp_path
 SEEDED = """\
 import sys, time, torch, p2pnode
 from torch import nn
-from training.trainer.lazy_dynamo import import_later
+from p2pnode.training.trainer.lazy_dynamo import import_later
 
 import_later()
 torch.manual_seed(1337)

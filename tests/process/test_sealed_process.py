@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from overlay.sealing.invitation import Invitation
-from overlay.sealing.swarm_key import KeyRing
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import ExitCode
+from p2pnode.overlay.sealing.invitation import Invitation
+from p2pnode.overlay.sealing.swarm_key import KeyRing
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import run_p2pnode
 from tests.process.harness.swarm_world import ANSWER_S

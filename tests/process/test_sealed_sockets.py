@@ -14,12 +14,12 @@ import ssl
 
 import pytest
 
-from overlay.addresses import NodeAddress, id_behind
-from overlay.identity import Identity, identity_from_seed
-from overlay.sealing.swarm_key import KeyRing
-from overlay.sockets.transport import SocketTransport
-from overlay.system import SystemClock
-from overlay.transport import MAX_DATAGRAM_BYTES, TransportError
+from p2pnode.overlay.addresses import NodeAddress, id_behind
+from p2pnode.overlay.identity import Identity, identity_from_seed
+from p2pnode.overlay.sealing.swarm_key import KeyRing
+from p2pnode.overlay.sockets.transport import SocketTransport
+from p2pnode.overlay.system import SystemClock
+from p2pnode.overlay.transport import MAX_DATAGRAM_BYTES, TransportError
 from tests.process.harness.members import (
     KEY,
     NEXT_KEY,

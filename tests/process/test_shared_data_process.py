@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from overlay.environment import Environment
-from overlay.system import SystemClock
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.system import SystemClock
+from p2pnode.training.sharing.service import DataService
+from p2pnode.training.supervisor.process_trainer import ProcessTrainer
+from p2pnode.training.trainer_link.interface import StepOrder
 from tests.harness.environment.simulated import InlineExecutor, MemoryDisk, SeededEntropy
 from tests.process.harness.trainer_world import World, add, until
 from tests.process.test_attached_swarm import BEGIN, LAUNCHER
 from tests.unit.training.sharing.test_service import FakeSwarm
-from training.sharing.service import DataService
-from training.supervisor.process_trainer import ProcessTrainer
-from training.trainer_link.interface import StepOrder
 
 SIZE = 200
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from overlay.sealing.invitation import Invitation
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.overlay.sealing.invitation import Invitation
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import Forked, run_p2pnode, start_p2pnode
 from tests.process.test_swarm_process import SHORT_STEPS, START_S, until

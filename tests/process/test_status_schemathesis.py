@@ -12,8 +12,8 @@ import pytest
 import requests
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from overlay.system import SystemClock
 from p2pnode.config.settings import Config, StatusSettings
+from p2pnode.overlay.system import SystemClock
 from p2pnode.status.openapi import description
 from p2pnode.status.server import StatusServer
 from tests.process.harness.fake_node import FakeSource

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from overlay.system import SystemClock
 from p2pnode.client import NodeClient, NotReachable
 from p2pnode.config.settings import StatusSettings
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.overlay.system import SystemClock
 from p2pnode.status import server as status_server
 from p2pnode.status.server import StatusServer
 from tests.process.harness.served_status import HEADER, POST, TOKEN, Asked, served

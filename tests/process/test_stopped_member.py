@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from overlay.overlay import Overlay
-from overlay.peers import Contact
-from overlay.transport import Response, TransportError
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Response, TransportError
 from tests.harness.project.repository import ROOT
 from tests.process.test_overlay_sockets import GENESIS, V4, Real, port_of, until
 

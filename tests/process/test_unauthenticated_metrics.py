@@ -14,19 +14,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overlay.addresses import Address, NodeAddress
-from overlay.bootstrap.hello import HelloContext, say_hello
-from overlay.envelope import Envelope
-from overlay.identity import Identity, identity_from_seed
-from overlay.kademlia import messages
-from overlay.kademlia.messages import Ping
-from overlay.peers import Heartbeat
-from overlay.sealing.client_hello import server_name
-from overlay.sealing.handshake import SEALED
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.system import SystemEntropy
-from overlay.transport import TransportError
 from p2pnode.client import find
+from p2pnode.overlay.addresses import Address, NodeAddress
+from p2pnode.overlay.bootstrap.hello import HelloContext, say_hello
+from p2pnode.overlay.envelope import Envelope
+from p2pnode.overlay.identity import Identity, identity_from_seed
+from p2pnode.overlay.kademlia import messages
+from p2pnode.overlay.kademlia.messages import Ping
+from p2pnode.overlay.peers import Heartbeat
+from p2pnode.overlay.sealing.client_hello import server_name
+from p2pnode.overlay.sealing.handshake import SEALED
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.system import SystemEntropy
+from p2pnode.overlay.transport import TransportError
 from tests.process.harness.members import BareSocket, Member, Relay, Tap, ask, flipped, send_bytes
 from tests.process.harness.sockets import failure
 from tests.process.test_sealed_process import Daemon

@@ -19,7 +19,7 @@ SCRIPT = """\
 import torch
 from torch import nn
 import p2pnode
-from training.trainer.lazy_dynamo import import_later
+from p2pnode.training.trainer.lazy_dynamo import import_later
 
 import_later()
 model = nn.Linear(2, 1)

@@ -8,22 +8,22 @@ import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
-from overlay.environment import Environment
-from overlay.identity import load_identity
-from overlay.overlay import Overlay
-from overlay.peers import Contact, PeerChange
-from overlay.settings import NodeSettings, OverlaySettings, SwarmSettings
-from overlay.sockets.transport import SocketTransport
-from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
-from overlay.transport import Buffer, Response
 from p2pnode.config.settings import Config
 from p2pnode.doctor.check import DoctorCheck
 from p2pnode.doctor.line_speed import READ_BYTES
 from p2pnode.doctor.visit import visit
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.identity import load_identity
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.overlay.peers import Contact, PeerChange
+from p2pnode.overlay.settings import NodeSettings, OverlaySettings, SwarmSettings
+from p2pnode.overlay.sockets.transport import SocketTransport
+from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+from p2pnode.overlay.transport import Buffer, Response
+from p2pnode.training.encoding.frames import sized
+from p2pnode.training.exchange.messages import Pull, PullAnswer, decode, encode
+from p2pnode.training.shard_count import MIN_SHARDS
 from tests.harness.environment.simulated import NoLog
-from training.encoding.frames import sized
-from training.exchange.messages import Pull, PullAnswer, decode, encode
-from training.shard_count import MIN_SHARDS
 
 RUN = "digits"
 

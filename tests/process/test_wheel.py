@@ -17,6 +17,23 @@ import pytest
 from tests.harness.project.repository import PACKAGES, ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+#: Folders of this repository, which a user's project has as well.
+NAMES = ("training", "overlay", "tests", "benchmarks", "documentation", "tools")
+SCRIPT = """
+from pathlib import Path
+import torch
+import p2pnode
+import training, overlay, tests, benchmarks, documentation, tools
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+swarm = p2pnode.attach(model, optimizer)
+while not swarm.done:
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    swarm.step()
+mine = all(one.MINE for one in (training, overlay, tests, benchmarks, documentation, tools))
+Path("finds").write_text(f"step {swarm.step_number}, {mine}")
+"""
 
 
 def tracked(*places: str) -> list[str]:
@@ -25,6 +42,13 @@ def tracked(*places: str) -> list[str]:
         pytest.skip("this is no git checkout")
     done = subprocess.run(["git", "ls-files", "-z", *places], cwd=ROOT, capture_output=True, text=True, check=True)
     return [name for name in done.stdout.split("\0") if name and (ROOT / name).exists()]
+
+
+def installed() -> list[str]:
+    """The files of the packages, as the wheel has them: below the one package that links to the others."""
+    links = [f"p2pnode/{package}" for package in PACKAGES if package != "p2pnode"]
+    names = [name for name in tracked(*PACKAGES) if name not in links]
+    return [name if name.startswith("p2pnode/") else f"p2pnode/{name}" for name in names]
 
 
 def run(*command: object, cwd: Path, timeout_s: float = 300) -> str:
@@ -52,10 +76,27 @@ def test_every_file_of_the_packages_is_declared() -> None:
         for pattern in listed
     }
     sources = {one for module in PROJECT["tool"]["setuptools"]["ext-modules"] for one in module["sources"]}
-    others = [name for name in tracked(*PACKAGES) if not name.endswith(".py") and name not in sources]
+    others = [name for name in installed() if not name.endswith(".py") and name not in sources]
 
     assert others
     assert [name for name in others if not any(PurePosixPath(name).match(pattern) for pattern in patterns)] == []
+
+
+def train_beside_packages(tmp_path: Path, python: object) -> None:
+    """Train in a folder whose packages have the names of ours, with the p2pnode of this Python."""
+    folder = tmp_path / "users"
+    for name in NAMES:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("MINE = True\n")
+    (folder / "train.py").write_text(SCRIPT)
+    settings = ["--state-dir", "state", "--port", "0", "--status-port", "0", "--set", "training.max_steps=3"]
+    run(python, "-m", "p2pnode", "run", *settings, "--", python, "train.py", cwd=folder)
+    assert (folder / "finds").read_text() == "step 3, True"
+
+
+def test_a_users_packages_and_those_of_a_checkout_hide_none_of_each_other(tmp_path: Path) -> None:
+    """`training/` and others beside the script are the user's, with p2pnode installed as a link to its checkout."""
+    train_beside_packages(tmp_path, sys.executable)
 
 
 @pytest.mark.long
@@ -66,16 +107,16 @@ def test_the_wheel_runs_the_demo_in_an_environment_of_its_own(tmp_path: Path) ->
     source = tmp_path / "source"
     for name in tracked():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, source / name)
+        shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
     dist = tmp_path / "dist"
     run(sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "-q", "-w", dist, cwd=source)
     shutil.rmtree(source)
     [wheel] = dist.glob("p2pnode-*.whl")
 
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    compiled = {name for name in names if name.startswith("training/kernels/_compiled")}
+    compiled = {name for name in names if name.startswith("p2pnode/training/kernels/_compiled")}
     assert {name for name in names - compiled if not name.endswith(".c")} == {
-        name for name in tracked(*PACKAGES) if not name.endswith(".c")
+        name for name in installed() if not name.endswith(".c")
     }
     assert bool(compiled) == (shutil.which("cc") is not None)
 
@@ -87,6 +128,12 @@ def test_the_wheel_runs_the_demo_in_an_environment_of_its_own(tmp_path: Path) ->
     [place] = (tmp_path / "env").glob("lib/python*/site-packages")
     (place / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
-    shown = run(python, "-c", "import p2pnode, training; print(p2pnode.__file__, training.__file__)", cwd=tmp_path)
+    shown = run(
+        python,
+        "-c",
+        "import p2pnode; from p2pnode import training; print(p2pnode.__file__, training.__file__)",
+        cwd=tmp_path,
+    )
     assert all(Path(one).is_relative_to(place) for one in shown.split())
     assert "the demo reached its goal" in run(tmp_path / "env" / "bin" / "p2pnode", "demo", cwd=tmp_path)
+    train_beside_packages(tmp_path, python)

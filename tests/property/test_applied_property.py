@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2pnode.training.exchange.ownership_messages import Identities
+from p2pnode.training.shards.applied import Applied, DeltaId
 from tests.harness.runner.long_run import more
-from training.exchange.ownership_messages import Identities
-from training.shards.applied import Applied, DeltaId
 
 LARGEST = (1 << 48) - 1
 NODES = st.sampled_from([b"a" * 20, b"b" * 20, b"c" * 20])

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlay.transport import Buffer
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
-from training.encoding.frames import (
+from p2pnode.overlay.transport import Buffer
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.frames import (
     HEADER_BYTES,
     BadFrame,
     FrameReader,

@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlay.addresses import Address
-from overlay.sockets import http1 as http
-from overlay.sockets.connection import BUFFER_BYTES, DIRECT_READ_BYTES, ConnectionClosed
-from overlay.sockets.framing import chunk
-from overlay.sockets.http1 import HttpBody, NotOurHttp
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.sockets import http1 as http
+from p2pnode.overlay.sockets.connection import BUFFER_BYTES, DIRECT_READ_BYTES, ConnectionClosed
+from p2pnode.overlay.sockets.framing import chunk
+from p2pnode.overlay.sockets.http1 import HttpBody, NotOurHttp
 from tests.unit.overlay.sockets.wire import Wire, all_of
 
 PEER = Address("10.0.0.1", 9)

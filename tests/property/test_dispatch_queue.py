@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from training.dispatch.answers import (
+from p2pnode.training.dispatch.answers import (
     Answer,
     Cause,
     End,
@@ -26,7 +26,7 @@ from training.dispatch.answers import (
     Registration,
     ReportAnswer,
 )
-from training.dispatch.queue import TaskQueue
+from p2pnode.training.dispatch.queue import TaskQueue
 
 WORKERS = (b"a", b"b", b"c")
 RULES = {

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2pnode.training import kernels
+from p2pnode.training.dispatch.recordio import chunk
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Addition, Rule, add_compiled, add_in_blocks
+from p2pnode.training.shards.state import ShardState
 from tests.harness.project.repository import ROOT
-from training import kernels
-from training.dispatch.recordio import chunk
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Addition, Rule, add_compiled, add_in_blocks
-from training.shards.state import ShardState
 
 SOURCE = ROOT / "training" / "kernels" / "kernels.c"
 FIXED = settings(derandomize=True, database=None, deadline=None, max_examples=60)

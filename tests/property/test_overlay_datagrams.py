@@ -9,10 +9,10 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlay.addresses import Address
-from overlay.kademlia import messages as wire
-from overlay.peers import Heartbeat
-from overlay.transport import RequestRejected
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia import messages as wire
+from p2pnode.overlay.peers import Heartbeat
+from p2pnode.overlay.transport import RequestRejected
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.overlay_swarm import GENESIS, OverlayWorld, endpoint
 

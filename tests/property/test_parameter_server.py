@@ -15,15 +15,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from p2pnode.training.dispatch.answers import QueueRules
+from p2pnode.training.engines.server.acceptance import Commit, Contribution, Policy, Quota, updates_of
+from p2pnode.training.engines.server.core import ServerCore, ServerRecord
+from p2pnode.training.engines.server.fencing import not_yet_applied
+from p2pnode.training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.takeover import Takeover
+from p2pnode.training.engines.server.tasks import LeasedTask
+from p2pnode.training.values.store import Stamped, ValueUpdate
 from tests.harness.runner.long_run import more
-from training.dispatch.answers import QueueRules
-from training.engines.server.acceptance import Commit, Contribution, Policy, Quota, updates_of
-from training.engines.server.core import ServerCore, ServerRecord
-from training.engines.server.fencing import not_yet_applied
-from training.engines.server.options import ServerOptions
-from training.engines.server.takeover import Takeover
-from training.engines.server.tasks import LeasedTask
-from training.values.store import Stamped, ValueUpdate
 
 WORKERS = [bytes([number]) for number in range(4)]
 KEYS = ("a", "b", "c")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2pnode.training.dispatch.recordio import Compressor, RecordFile, RecordWriter, TornChunk, read_chunk, read_index
+from p2pnode.training.dispatch.recordio import chunk as chunks
 from tests.harness.builders.recordio import encode
-from training.dispatch.recordio import Compressor, RecordFile, RecordWriter, TornChunk, read_chunk, read_index
-from training.dispatch.recordio import chunk as chunks
 
 FIXED = settings(derandomize=True, database=None, deadline=None, max_examples=60)
 #: Equal lengths are a case of their own in the reader: two strategies.

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.shards.applied import Applied, DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.state import ShardState
+from p2pnode.training.shards.applied import Applied, DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
 
 FIXED = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 

@@ -16,6 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from p2pnode.training.exchange import ownership_messages as moves
+from p2pnode.training.exchange.fence_file import FENCES_FILE, _Rows
+from p2pnode.training.exchange.messages import decode, encode
+from p2pnode.training.exchange.store import state_files
+from p2pnode.training.exchange.store.state_stream import describe
+from p2pnode.training.exchange.terms import MAX_BELIEVED, TERM_LIMIT
+from p2pnode.training.shards.applied import Applied, DeltaId
+from p2pnode.training.shards.outer_rule import Rule
 from tests.harness.attacks import lying_member
 from tests.harness.attacks.lies import KINDS, SHARDS, VALUES
 from tests.harness.attacks.lying_member import BOUNDS
@@ -24,14 +32,6 @@ from tests.harness.environment.simulated import MemoryDisk
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.exchange_swarm import GENESIS
-from training.exchange import ownership_messages as moves
-from training.exchange.fence_file import FENCES_FILE, _Rows
-from training.exchange.messages import decode, encode
-from training.exchange.store import state_files
-from training.exchange.store.state_stream import describe
-from training.exchange.terms import MAX_BELIEVED, TERM_LIMIT
-from training.shards.applied import Applied, DeltaId
-from training.shards.outer_rule import Rule
 
 #: Each has found a fault that the others did not.
 SEEDS = [1, 14, 49, *more(4, 13, 19)]

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
+from p2pnode.training.exchange.store.records import Owned
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.histories.restarts import NODES, SETTINGS, SHARDS, WIDTH, CountingTrainer, counted
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import exponential
-from training.exchange.store.records import Owned
 
 #: Another node owns the shard within this long.
 TAKEN_OVER_S = 5.0

@@ -10,15 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.messages import Pull, PullAnswer, decode, encode
+from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.exchange.store.replica import NO_POSITION
+from p2pnode.training.settings import ExchangeSettings
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.exchange_swarm import Member, World
-from training.encoding.codecs import CodecName
-from training.exchange.exchange import Exchange
-from training.exchange.messages import Pull, PullAnswer, decode, encode
-from training.exchange.store.records import StoredState
-from training.exchange.store.replica import NO_POSITION
-from training.settings import ExchangeSettings
 
 SHARDS, SIZE = 4, 300
 SETTINGS = ExchangeSettings(codec="int8", shards=SHARDS, weight="sum", outer_lr=1.0, outer_momentum=0.0, tenure_s=3.0)

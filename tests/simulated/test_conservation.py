@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
+from p2pnode.training.cooperative import LoopTurns, LoopYielder
+from p2pnode.training.shards.robust import Robust
 from tests.harness.histories.conservation import play
 from tests.harness.histories.conservation_plan import Tally
 from tests.harness.runner.long_run import more
-from training.cooperative import LoopTurns, LoopYielder
-from training.shards.robust import Robust
 
 #: A dozen histories take a quarter of a minute on a machine of their own.
 pytestmark = pytest.mark.timeout(480)
@@ -87,13 +87,13 @@ def test_turns_of_the_loop_between_shards_lose_nothing(
 ) -> None:
     """The shards here are tiny. With a yield after each one, as large ones have, the same holds after any faults.
     Decoding, adding, copying, inspecting and sending states all yield to the loop."""
-    monkeypatch.setattr("training.cooperative.VALUES_PER_TURN", 1)
+    monkeypatch.setattr("p2pnode.training.cooperative.VALUES_PER_TURN", 1)
     for name in (
         "client.follower.VALUES_PER_COPY",
         "owner.validation.VALUES_AT_ONCE",
         "recovery.rebalancing.RANKED_AT_ONCE",
     ):
-        monkeypatch.setattr(f"training.exchange.{name}", 1)
+        monkeypatch.setattr(f"p2pnode.training.exchange.{name}", 1)
     places: dict[str, None] = {}
     after, take = LoopYielder.after, LoopTurns.take
 

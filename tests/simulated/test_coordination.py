@@ -9,13 +9,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from p2pnode.training.devices.coordination import Coordination
+from p2pnode.training.devices.host import HostTrainer
+from p2pnode.training.trainer_link.interface import Vector
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_device import StubDevice, host_of
 from tests.harness.trainers.stub_trainer import StubTrainer
-from training.devices.coordination import Coordination
-from training.devices.host import HostTrainer
-from training.trainer_link.interface import Vector
 
 LOCAL_STEPS = 8
 Devices = dict[str, list[StubDevice]]

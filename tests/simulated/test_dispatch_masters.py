@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
+from p2pnode.training.dispatch.answers import Answer, Cause, End, QueueEvent, QueueRules, Registration, ReportAnswer
+from p2pnode.training.dispatch.chunks import ChunkTable, DatasetChunk
+from p2pnode.training.dispatch.etcd_store import EtcdStore
+from p2pnode.training.dispatch.store import StoreLost, StoreRefused
+from p2pnode.training.dispatch.stored_queue import StoredQueue
 from tests.harness.environment.simulated import SeededEntropy, make_environment
 from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.long_run import more
 from tests.harness.stubs.fake_etcd import FakeCalls, FakeEtcd
 from tests.harness.swarms.dispatch_swarm import DispatchSwarm, every_place, simulate
-from training.dispatch.answers import Answer, Cause, End, QueueEvent, QueueRules, Registration, ReportAnswer
-from training.dispatch.chunks import ChunkTable, DatasetChunk
-from training.dispatch.etcd_store import EtcdStore
-from training.dispatch.store import StoreLost, StoreRefused
-from training.dispatch.stored_queue import StoredQueue
 
 TASKS, PASSES = 100, 3
 TABLE = ChunkTable(DatasetChunk("data", index, 100 * index, 5) for index in range(2 * TASKS))

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from p2pnode.training.progress import Progress
+from p2pnode.training.tasks.task import TrainSpec
+from p2pnode.training.trainer_link.interface import StepOrder, StepReport
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers import tasks as world_tasks
 from tests.harness.trainers.real_trainer import InlineTrainer
-from training.progress import Progress
-from training.tasks.task import TrainSpec
-from training.trainer_link.interface import StepOrder, StepReport
 
 PLAIN_SUM: dict[str, Any] = {
     "exchange.outer_lr": 1.0,

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.settings import ExchangeSettings
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.exchange_swarm import Member, World
-from training.exchange.exchange import Exchange
-from training.settings import ExchangeSettings
 
 VALUES_PER_SHARD = 2000
 #: Headers, and nothing else, may come on top.

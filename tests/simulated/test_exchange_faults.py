@@ -9,17 +9,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlay.peers import Contact
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.fence_file import FENCES_FILE
+from p2pnode.training.exchange.messages import Push
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.exchange.store.records import KnownOwner
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.applied import DeltaId
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.exchange_swarm import GENESIS, Links, Member, World
-from training.exchange.exchange import Exchange
-from training.exchange.fence_file import FENCES_FILE
-from training.exchange.messages import Push
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.store.records import KnownOwner
-from training.exchange.terms import Term
-from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
 
 VALUES = 8
 ONES = np.ones(VALUES, np.float32)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from p2pnode.lifecycle.run_result import RunResult
+from p2pnode.training.trainer_link.interface import Evaluation
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
-from training.trainer_link.interface import Evaluation
 
 #: Weights of thirds and momentum: owner and backup, which add in any order, differ in bits.
 SETTINGS: dict[str, Any] = {

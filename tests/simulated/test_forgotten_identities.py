@@ -6,6 +6,10 @@ import asyncio
 
 import pytest
 
+from p2pnode.training.exchange.messages import Push
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.shards.applied import Applied, DeltaId
+from p2pnode.training.shards.state import ShardState
 from tests.harness.histories.conservation import play
 from tests.harness.swarms.exchange_swarm import World
 from tests.simulated.test_exchange_faults import (
@@ -21,10 +25,6 @@ from tests.simulated.test_exchange_faults import (
     until,
     value,
 )
-from training.exchange.messages import Push
-from training.exchange.owner.delta_item import IncomingDelta
-from training.shards.applied import Applied, DeltaId
-from training.shards.state import ShardState
 
 STARTS = 24
 LISTED = 8

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlay.sockets import concurrency
+from p2pnode.overlay.sockets import concurrency
+from p2pnode.training.settings import ExchangeSettings
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.exchange_swarm import World
 from tests.simulated.test_exchange_faults import exchange_of, join
-from training.settings import ExchangeSettings
 
 PLACES = 8
 PUSHERS = 40

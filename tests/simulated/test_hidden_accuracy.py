@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from p2pnode.training.tasks.digits import Digits, load_digits
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.network.nat import Nat
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers import real_trainer
 from tests.harness.trainers.real_trainer import InlineTrainer
-from training.tasks.digits import Digits, load_digits
 
 NODES, STEPS = 6, 48
 #: The first evaluations are of the start.

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlay.addresses import Address
+from p2pnode.overlay.addresses import Address
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
 from p2pnode.status.schema import Finding
+from p2pnode.training.exchange.store.copies import has_known_owner
 from tests.harness.environment.simulated import MemoryDisk
 from tests.harness.environment.virtual_loop import OWNER, VirtualLoop
 from tests.harness.network.nat import Nat
@@ -26,7 +27,6 @@ from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import PORT, Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, Vector, delta_of, exponential, initial_vector
 from tests.simulated.test_swarm_training import EXACT, SIZE, expected, settle
-from training.exchange.store.copies import has_known_owner
 
 SHARDS = 4
 #: One model on all nodes, so long after the return of the server.

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlay.ids import short
-from overlay.kademlia.messages import GENESIS_BYTES
-from overlay.peers import Activity, Contact
-from overlay.transport import Buffer, FailureKind, RequestRejected, Response
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.kademlia.messages import GENESIS_BYTES
+from p2pnode.overlay.peers import Activity, Contact
+from p2pnode.overlay.transport import Buffer, FailureKind, RequestRejected, Response
 from p2pnode.status.schema import Status
+from p2pnode.training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
+from p2pnode.training.shards.applied import DeltaId
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.status_swarm import report
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential, initial_vector
-from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
-from training.shards.applied import DeltaId
 
 SIZE, SHARDS = 256, 64
 #: Every delta added once with weight 1: the model equals the initial vector plus the sum of all deltas, exactly.

@@ -11,10 +11,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlay.nat.reachability import DialBackAnswer
-from overlay.peers import Activity, Contact
-from overlay.transport import Buffer, TransportError
 from p2pnode.lifecycle import checkpoints
+from p2pnode.overlay.nat.reachability import DialBackAnswer
+from p2pnode.overlay.peers import Activity, Contact
+from p2pnode.overlay.transport import Buffer, TransportError
+from p2pnode.training.dispatch.messages import WhoServes
+from p2pnode.training.duplicate_data import FirstDeltas
+from p2pnode.training.encoding.frames import Part, frames
+from p2pnode.training.exchange.messages import LocateOwners, Push, PushAnswer, decode, encode
+from p2pnode.training.exchange.ownership_messages import Fetch, LoggedDelta, OfferedDeltas, OfferedDeltasAnswer
+from p2pnode.training.exchange.store import shard_store as store_module
+from p2pnode.training.exchange.store.records import BufferedDelta
+from p2pnode.training.goal_announcement import GoalReached
+from p2pnode.training.manifest import Manifest
+from p2pnode.training.shards.applied import Applied, DeltaId
+from p2pnode.training.sharing.messages import ShareData
 from tests.harness.attacks.lies import KINDS
 from tests.harness.attacks.typed_values import Typed
 from tests.harness.builders.stores import contact, owner_of, store_of, term
@@ -22,17 +33,6 @@ from tests.harness.environment.virtual_loop import START_S, VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
-from training.dispatch.messages import WhoServes
-from training.duplicate_data import FirstDeltas
-from training.encoding.frames import Part, frames
-from training.exchange.messages import LocateOwners, Push, PushAnswer, decode, encode
-from training.exchange.ownership_messages import Fetch, LoggedDelta, OfferedDeltas, OfferedDeltasAnswer
-from training.exchange.store import shard_store as store_module
-from training.exchange.store.records import BufferedDelta
-from training.goal_announcement import GoalReached
-from training.manifest import Manifest
-from training.shards.applied import Applied, DeltaId
-from training.sharing.messages import ShareData
 
 #: Every request that a node with a model serves.
 EVERY_KIND: dict[str, Any] = {

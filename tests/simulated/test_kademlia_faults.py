@@ -12,14 +12,14 @@ import pytest
 from kademlia.node import Node
 from kademlia.utils import digest
 
-from overlay.addresses import Address
-from overlay.identity import identity_from_seed
-from overlay.ids import random_id
-from overlay.kademlia import messages
-from overlay.kademlia.identity_proofs import IdentityProofs
-from overlay.kademlia.routing_table import ContactTable
-from overlay.peers import Contact, Heartbeat
-from overlay.transport import RequestRejected
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.identity import identity_from_seed
+from p2pnode.overlay.ids import random_id
+from p2pnode.overlay.kademlia import messages
+from p2pnode.overlay.kademlia.identity_proofs import IdentityProofs
+from p2pnode.overlay.kademlia.routing_table import ContactTable
+from p2pnode.overlay.peers import Contact, Heartbeat
+from p2pnode.overlay.transport import RequestRejected
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.overlay_swarm import GENESIS, PORT, OverlayWorld, address_of, endpoint
 

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 from benchmarks import exchange_history
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import ZERO_TERM
 from tests.harness.histories.delta_ledger import Broken
 from tests.harness.histories.large_history import play_large
 from tests.harness.histories.large_plan import LargePlan, LargeTally
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import ZERO_TERM
 
 #: Six nodes of which two are killed.
 SMALL = LargePlan(nodes=6, steps=8, shards=16, values_per_shard=64, crash=0.34)

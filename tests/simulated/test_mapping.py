@@ -7,9 +7,9 @@ from collections.abc import Coroutine
 from itertools import pairwise
 from typing import Any
 
-from overlay.addresses import Address
-from overlay.nat.port_mapping import LEASE_S, REMOVE_TIMEOUT_S, GatewayFailed, Mapped
-from overlay.report import PortMappingReport
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.nat.port_mapping import LEASE_S, REMOVE_TIMEOUT_S, GatewayFailed, Mapped
+from p2pnode.overlay.report import PortMappingReport
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.network.nat import Nat
 from tests.harness.swarms.overlay_swarm import PORT, OverlayWorld, address_of

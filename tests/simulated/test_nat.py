@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlay.peers import Activity
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.transport import TransportError
+from p2pnode.overlay.peers import Activity
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.transport import TransportError
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
 from p2pnode.terminal.status_view import status_text
+from p2pnode.training.shards.applied import DeltaId
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.network.nat import Nat
 from tests.harness.swarms.overlay_swarm import OverlayWorld, address_of
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
-from training.shards.applied import DeltaId
 
 PUBLIC = "203.0.113.7"
 KEYS = KeyRing((SwarmKey(bytes(range(32))),))

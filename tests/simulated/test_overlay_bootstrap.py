@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.bootstrap.dialer import MAX_RETRY_DELAY_S, REMIND_S
-from overlay.overlay import Overlay
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.bootstrap.dialer import MAX_RETRY_DELAY_S, REMIND_S
+from p2pnode.overlay.overlay import Overlay
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.overlay_swarm import PORT, OverlayWorld, address_of, endpoint

@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlay.addresses import Address
-from overlay.ids import random_id
-from overlay.kademlia import messages
-from overlay.kademlia.calls import MAX_OUTSTANDING
-from overlay.kademlia.identity_proofs import PROOFS
-from overlay.membership.members import MAX_PEERS
-from overlay.membership.responder import MAX_PINGS_FOR_OTHERS
-from overlay.membership.verification_limit import MAX_CONCURRENT_VERIFICATIONS, MAX_PAUSED
-from overlay.peers import Activity, Contact, Heartbeat
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.ids import random_id
+from p2pnode.overlay.kademlia import messages
+from p2pnode.overlay.kademlia.calls import MAX_OUTSTANDING
+from p2pnode.overlay.kademlia.identity_proofs import PROOFS
+from p2pnode.overlay.membership.members import MAX_PEERS
+from p2pnode.overlay.membership.responder import MAX_PINGS_FOR_OTHERS
+from p2pnode.overlay.membership.verification_limit import MAX_CONCURRENT_VERIFICATIONS, MAX_PAUSED
+from p2pnode.overlay.peers import Activity, Contact, Heartbeat
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.overlay_swarm import GENESIS, PORT, OverlayWorld, endpoint
 

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlay.addresses import Address, group_of
-from overlay.identity import Identity, identity_from_seed
-from overlay.kademlia import messages
-from overlay.kademlia.identity_proofs import IdentityProofs
-from overlay.overlay import NotThisSwarm, Overlay
-from overlay.peers import Contact, Heartbeat
-from overlay.transport import RequestRejected
+from p2pnode.overlay.addresses import Address, group_of
+from p2pnode.overlay.identity import Identity, identity_from_seed
+from p2pnode.overlay.kademlia import messages
+from p2pnode.overlay.kademlia.identity_proofs import IdentityProofs
+from p2pnode.overlay.overlay import NotThisSwarm, Overlay
+from p2pnode.overlay.peers import Contact, Heartbeat
+from p2pnode.overlay.transport import RequestRejected
 from tests.harness.environment.simulated import MemoryDisk
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.overlay_swarm import GENESIS, PORT, OverlayWorld, address_of, endpoint

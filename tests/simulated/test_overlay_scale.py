@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from benchmarks import overlay_churn, overlay_liveness, overlay_population, overlay_sampling, overlay_scale
-from overlay.nat.reachability import DIAL_BACK, DialBackAnswer
-from overlay.peers import Contact
-from overlay.transport import Buffer, Response, TransportError
+from p2pnode.overlay.nat.reachability import DIAL_BACK, DialBackAnswer
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer, Response, TransportError
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.overlay_swarm import OverlayWorld, address_of

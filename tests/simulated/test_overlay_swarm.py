@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from overlay.ids import distance, random_id
-from overlay.overlay import NotThisSwarm, Overlay
-from overlay.peers import Activity
-from overlay.transport import ReceivedResponse, Response, TransportError
+from p2pnode.overlay.ids import distance, random_id
+from p2pnode.overlay.overlay import NotThisSwarm, Overlay
+from p2pnode.overlay.peers import Activity
+from p2pnode.overlay.transport import ReceivedResponse, Response, TransportError
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.overlay_swarm import PORT, OverlayWorld, address_of

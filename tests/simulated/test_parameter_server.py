@@ -9,15 +9,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from p2pnode.training.engines.server.core import Pending, ServerRecord, WorkerProgress
+from p2pnode.training.engines.server.fencing import RECORD_KEY, encode_record
+from p2pnode.training.engines.server.losses import LostUpdate, UpdatesLost
+from p2pnode.training.engines.server.messages import Poll, decode_told, encode
+from p2pnode.training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.program import ServerVerbs
 from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.server_swarm import World
-from training.engines.server.core import Pending, ServerRecord, WorkerProgress
-from training.engines.server.fencing import RECORD_KEY, encode_record
-from training.engines.server.losses import LostUpdate, UpdatesLost
-from training.engines.server.messages import Poll, decode_told, encode
-from training.engines.server.options import ServerOptions
-from training.engines.server.program import ServerVerbs
 
 #: Histories per test; each has its own kills, losses and times.
 SEEDS = range(8)

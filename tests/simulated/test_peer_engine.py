@@ -13,12 +13,12 @@ from examples.linear_regression import TRUE, Regression
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
+from p2pnode.training.engines.program import Context, Program
+from p2pnode.training.values.store import NewValue, UpdateFailed, ValueUpdate
 from tests.harness.environment.virtual_loop import START_S, run
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.engine_script import EngineScript
-from training.engines.program import Context, Program
-from training.values.store import NewValue, UpdateFailed, ValueUpdate
 
 SETTINGS: dict[str, Any] = {"exchange.shards": 8, "training.linger_s": 30.0}
 

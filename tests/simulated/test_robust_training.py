@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
+from p2pnode.training.trainer_link.interface import StepOrder
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
-from training.trainer_link.interface import StepOrder
 
 SIZE = 256
 SHARDS = 4

@@ -9,15 +9,15 @@ from statistics import median
 import numpy as np
 import pytest
 
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.step_bytes import StepShape, step_bytes
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.exchange_swarm import Member, World
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
-from training.encoding.codecs import CodecName
-from training.exchange.exchange import Exchange
-from training.settings import ExchangeSettings
-from training.step_bytes import StepShape, step_bytes
 
 SHARDS, VALUES_PER_SHARD = 32, 4096
 #: Headers, and shards that have a learner for a moment.

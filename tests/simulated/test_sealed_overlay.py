@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.kademlia.messages import Gossip, MemberState
-from overlay.peers import Activity, Heartbeat
-from overlay.sealing.init_filter import CLOCK_BOUND_S
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.messages import Gossip, MemberState
+from p2pnode.overlay.peers import Activity, Heartbeat
+from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.network.transport import MemoryTransport
 from tests.harness.swarms import overlay_swarm

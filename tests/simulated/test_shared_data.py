@@ -11,10 +11,7 @@ import pytest
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
-from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.swarms.swarm import Swarm
-from tests.harness.trainers.stub_trainer import StubTrainer
-from training.trainer_link.data_messages import (
+from p2pnode.training.trainer_link.data_messages import (
     Claim,
     DataGranted,
     DataOpened,
@@ -23,7 +20,10 @@ from training.trainer_link.data_messages import (
     DataWanted,
     PartitionTrained,
 )
-from training.trainer_link.interface import StepOrder, StepReport
+from p2pnode.training.trainer_link.interface import StepOrder, StepReport
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer
 
 SAMPLES = 120
 SHAPE = DataShape("samples", SAMPLES, 0)

@@ -13,13 +13,13 @@ from random import Random
 import pytest
 
 from benchmarks.agreement import Run, simulated
+from p2pnode.training.settings import BarrierMethod, BarrierSettings
+from p2pnode.training.simulation.model.random_streams import DURATIONS, RandomStream
+from p2pnode.training.simulation.model.step_times import StepTimes
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StepTime, StubTrainer
-from training.settings import BarrierMethod, BarrierSettings
-from training.simulation.model.random_streams import DURATIONS, RandomStream
-from training.simulation.model.step_times import StepTimes
 
 SEED = 5
 NODES = 16

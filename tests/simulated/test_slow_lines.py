@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from overlay.transport import Request, Response, SizedBody, TransportError
+from p2pnode.overlay.transport import Request, Response, SizedBody, TransportError
 from tests.harness.environment.virtual_loop import run
 from tests.harness.network.network import Network
 from tests.harness.network.transport import MemoryTransport

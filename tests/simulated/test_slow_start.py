@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from p2pnode.training.trainer_link.interface import StepOrder, StepReport
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
-from training.trainer_link.interface import StepOrder, StepReport
 
 MBIT = 1e6 / 8
 NODES, VALUES, STEP_S = 4, 1_250_000, 20.0

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlay.peers import Contact
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.shards.state import ShardState
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
 from tests.simulated.test_swarm_training import EXACT, SIZE, settle, steps
-from training.exchange.exchange import Exchange
-from training.shards.state import ShardState
 
 #: Few, because each costs every step a push and a pull, and each is saved and resumed by itself.
 SHARDS = 4

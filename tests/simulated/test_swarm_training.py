@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlay.peers import Activity
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.memory_budget import budget
+from p2pnode.overlay.peers import Activity
+from p2pnode.training.shards.applied import DeltaId
 from tests.harness.environment.virtual_loop import OWNER, VirtualLoop
 from tests.harness.histories.exchange_progress import Standing
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
-from training.shards.applied import DeltaId
 
 SIZE = 256
 SHARDS = 4

@@ -10,17 +10,17 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from overlay.capacity import FLOOR_CLASSES, CapacityClass, class_of, split, weight_exponents
+from p2pnode.overlay.capacity import FLOOR_CLASSES, CapacityClass, class_of, split, weight_exponents
 from p2pnode.status.events import EventRing
 from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.report import StatusReport
+from p2pnode.training.codec_choice import CodecChoice
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.settings import ExchangeSettings
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.exchange_swarm import Member, World
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
-from training.codec_choice import CodecChoice
-from training.exchange.exchange import Exchange
-from training.settings import ExchangeSettings
 
 SHARDS, VALUES_PER_SHARD, NODES = 32, 50, 5
 FAST = 12

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from p2pnode.training.step_rules import node_index
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.network.nat import Nat
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StepTime, StubTrainer
-from training.step_rules import node_index
 
 NODES, SHARDS = 6, 8
 #: Detection, with lost datagrams and what depends on another node.

@@ -8,15 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from tests.harness.histories.value_histories import append
-from tests.harness.swarms.exchange_swarm import RETURNED_S
-from tests.harness.swarms.value_swarm import KEYS, SHARDS, Few, play
-from training.exchange.store import state_files
-from training.exchange.store.records import KnownOwner
-from training.settings import ExchangeSettings
-from training.shards.value_updates import FULL
-from training.values.client import TIMEOUT_S, shard_of
-from training.values.encoding import (
+from p2pnode.training.exchange.store import state_files
+from p2pnode.training.exchange.store.records import KnownOwner
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.value_updates import FULL
+from p2pnode.training.values.client import TIMEOUT_S, shard_of
+from p2pnode.training.values.encoding import (
     MAX_VALUE_BYTES,
     InvalidKey,
     ValueNotEncodable,
@@ -24,8 +21,8 @@ from training.values.encoding import (
     encode_key,
     encode_value,
 )
-from training.values.script_pulls import SCRIPT_WAIT_S
-from training.values.store import (
+from p2pnode.training.values.script_pulls import SCRIPT_WAIT_S
+from p2pnode.training.values.store import (
     EncodedResult,
     EncodedUpdate,
     EncodedValue,
@@ -36,6 +33,9 @@ from training.values.store import (
     UpdateFailed,
     ValueUpdate,
 )
+from tests.harness.histories.value_histories import append
+from tests.harness.swarms.exchange_swarm import RETURNED_S
+from tests.harness.swarms.value_swarm import KEYS, SHARDS, Few, play
 
 
 def test_every_node_reads_what_any_has_set() -> None:

@@ -7,15 +7,15 @@ import random
 
 import pytest
 
+from p2pnode.training.exchange.store import state_files
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.shards.value_table import TableEntry
+from p2pnode.training.values.client import shard_of
+from p2pnode.training.values.encoding import decode_value, encode_key
+from p2pnode.training.values.store import Stamped, StoreUnavailable, ValueUpdate
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.exchange_swarm import Member
 from tests.harness.swarms.value_swarm import SHARDS, Few, play
-from training.exchange.store import state_files
-from training.exchange.terms import Term
-from training.shards.value_table import TableEntry
-from training.values.client import shard_of
-from training.values.encoding import decode_value, encode_key
-from training.values.store import Stamped, StoreUnavailable, ValueUpdate
 
 KEYS = [f"k{number}" for number in range(200)]
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from training.settings import BarrierSettings
+from p2pnode.training.settings import BarrierSettings
 
 Predicate = Callable[[int, Sequence[int]], bool]
 

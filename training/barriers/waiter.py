@@ -16,16 +16,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from overlay.environment import Clock
-from overlay.peers import STALL_FLOOR_S, STALL_STEPS, Peer
-from training.barriers.predicates import (
+from p2pnode.overlay.environment import Clock
+from p2pnode.overlay.peers import STALL_FLOOR_S, STALL_STEPS, Peer
+from p2pnode.training.barriers.predicates import (
     LARGEST_SAMPLE,
     Barrier,
     resample_after,
     sample_size,
 )
-from training.settings import BarrierSettings
-from training.swarm import Swarm
+from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.swarm import Swarm
 
 #: A peer whose pace no third node shows is waited for at most this long without progress: in a pair, or in the first
 #: step while all others are in theirs. Compiling a large model takes minutes.

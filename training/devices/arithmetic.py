@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from training.trainer_link.interface import StepReport, Vector
+from p2pnode.training.trainer_link.interface import StepReport, Vector
 
 
 def weights_of(reports: Mapping[int, StepReport]) -> dict[int, float]:

@@ -19,16 +19,16 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from overlay.environment import Environment
-from overlay.ids import key_id, short
-from overlay.peers import Contact, Counter, Id, PeerChange
-from overlay.transport import Buffer, RequestRejected, Response, TransportError
-from training.devices.global_cycles import GlobalCycles
-from training.devices.names import MAX_DEVICES
-from training.encoding import codecs
-from training.encoding.frames import BadFrame, FrameReader, Part, framed_bytes, frames, read_encoded, sized
-from training.swarm import Swarm
-from training.trainer_link.interface import Vector
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.ids import key_id, short
+from p2pnode.overlay.peers import Contact, Counter, Id, PeerChange
+from p2pnode.overlay.transport import Buffer, RequestRejected, Response, TransportError
+from p2pnode.training.devices.global_cycles import GlobalCycles
+from p2pnode.training.devices.names import MAX_DEVICES
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, framed_bytes, frames, read_encoded, sized
+from p2pnode.training.swarm import Swarm
+from p2pnode.training.trainer_link.interface import Vector
 
 LEASE, LEADER = "lease_steps", "leader_values"
 #: An answer has a hundred bytes and needs no work: a trainer waits for it.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from training.trainer_link.data_messages import (
+from p2pnode.training.trainer_link.data_messages import (
     Claim,
     DataFromTrainer,
     DataGranted,
@@ -23,8 +23,13 @@ from training.trainer_link.data_messages import (
     DataTrained,
     DataWanted,
 )
-from training.trainer_link.engine_messages import EngineFromDaemon
-from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer, RecordsGranted, RecordsWanted
+from p2pnode.training.trainer_link.engine_messages import EngineFromDaemon
+from p2pnode.training.trainer_link.record_messages import (
+    RecordsFromDaemon,
+    RecordsFromTrainer,
+    RecordsGranted,
+    RecordsWanted,
+)
 
 ToTrainer = DataGranted | DataKnown | RecordsFromDaemon | EngineFromDaemon
 FromTrainer = DataFromTrainer | RecordsFromTrainer

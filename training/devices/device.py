@@ -6,10 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from overlay.environment import Environment
-from training.failures import Failures, pause_s
-from training.trainer_link.interface import MergeOrder, StepOrder, StepReport, Trainer, TrainerFailed, TrainerLeft
-from training.trainer_link.step_messages import StepAnswer
+from p2pnode.overlay.environment import Environment
+from p2pnode.training.failures import Failures, pause_s
+from p2pnode.training.trainer_link.interface import (
+    MergeOrder,
+    StepOrder,
+    StepReport,
+    Trainer,
+    TrainerFailed,
+    TrainerLeft,
+)
+from p2pnode.training.trainer_link.step_messages import StepAnswer
 
 
 class DeviceTrainer(Trainer, Protocol):

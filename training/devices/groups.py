@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from training.trainer_link.interface import LeaderStep, MergeOrder
+from p2pnode.training.trainer_link.interface import LeaderStep, MergeOrder
 
 Backend = Literal["nccl", "gloo"]
 

@@ -15,20 +15,20 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from overlay.environment import Environment
-from training.devices.coordination import Coordination
-from training.devices.data_routes import DataRoutes
-from training.devices.device import Device, DeviceTrainer
-from training.devices.groups import DeviceGroups
-from training.devices.node_base import NodeBase
-from training.devices.node_step import CycleParts, NodeStep
-from training.devices.opening import device_file, joint_hello, start_all
-from training.devices.positions import AveragePositions, LeaderPositions
-from training.devices.turn import CycleRun
-from training.settings import DevicesSettings, TrainingSettings
-from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
-from training.trainer_link.interface import (
+from p2pnode.overlay.environment import Environment
+from p2pnode.training.devices.coordination import Coordination
+from p2pnode.training.devices.data_routes import DataRoutes
+from p2pnode.training.devices.device import Device, DeviceTrainer
+from p2pnode.training.devices.groups import DeviceGroups
+from p2pnode.training.devices.node_base import NodeBase
+from p2pnode.training.devices.node_step import CycleParts, NodeStep
+from p2pnode.training.devices.opening import device_file, joint_hello, start_all
+from p2pnode.training.devices.positions import AveragePositions, LeaderPositions
+from p2pnode.training.devices.turn import CycleRun
+from p2pnode.training.settings import DevicesSettings, TrainingSettings
+from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from p2pnode.training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
+from p2pnode.training.trainer_link.interface import (
     BusyWith,
     Evaluation,
     ModelDescription,
@@ -42,7 +42,7 @@ from training.trainer_link.interface import (
     TrainerLeft,
     Vector,
 )
-from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
+from p2pnode.training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
 
 
 class HostParts(NamedTuple):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from training.devices.arithmetic import is_finite
-from training.trainer_link.interface import Ranges, Vector
+from p2pnode.training.devices.arithmetic import is_finite
+from p2pnode.training.trainer_link.interface import Ranges, Vector
 
 
 class NodeBase:

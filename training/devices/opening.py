@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from training.devices.device import Device
-from training.trainer_link.interface import (
+from p2pnode.training.devices.device import Device
+from p2pnode.training.trainer_link.interface import (
     SAME_VALUES,
     Restored,
     Resume,

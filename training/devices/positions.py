@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from training.devices.arithmetic import leader_of, pull, weighted_mean, weights_of
-from training.trainer_link.interface import LeaderStep, StepReport, Vector
+from p2pnode.training.devices.arithmetic import leader_of, pull, weighted_mean, weights_of
+from p2pnode.training.trainer_link.interface import LeaderStep, StepReport, Vector
 
 
 class AveragePositions:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from overlay.system import ThreadExecutor
-from training.supervisor.opening import checked_total
-from training.supervisor.process_trainer import ProcessTrainer
-from training.supervisor.session import TrainerSession
-from training.trainer_link import messages
-from training.trainer_link.interface import MergeOrder, Vector
-from training.trainer_link.shared_memory import HostVectors, SharedVectors, TrainerMemory
-from training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWanted
+from p2pnode.overlay.system import ThreadExecutor
+from p2pnode.training.supervisor.opening import checked_total
+from p2pnode.training.supervisor.process_trainer import ProcessTrainer
+from p2pnode.training.supervisor.session import TrainerSession
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.interface import MergeOrder, Vector
+from p2pnode.training.trainer_link.shared_memory import HostVectors, SharedVectors, TrainerMemory
+from p2pnode.training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWanted
 
 
 class HostMemory:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from overlay.environment import Environment
-from training.devices.groups import DeviceGroups, backend_of
-from training.devices.host import HostParts, HostTrainer
-from training.devices.names import resolved_devices, threads_each
-from training.devices.process import DeviceProcess, HostMemory
-from training.settings import DevicesSettings, TrainingSettings
-from training.supervisor.node_start import NodeStart
-from training.supervisor.process_trainer import ProcessTrainer
-from training.trainer_link.interface import Trainer
+from p2pnode.overlay.environment import Environment
+from p2pnode.training.devices.groups import DeviceGroups, backend_of
+from p2pnode.training.devices.host import HostParts, HostTrainer
+from p2pnode.training.devices.names import resolved_devices, threads_each
+from p2pnode.training.devices.process import DeviceProcess, HostMemory
+from p2pnode.training.settings import DevicesSettings, TrainingSettings
+from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.supervisor.process_trainer import ProcessTrainer
+from p2pnode.training.trainer_link.interface import Trainer
 
 #: Sockets and output of all trainers but the first, below the state directory.
 FURTHER = "devices"

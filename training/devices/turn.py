@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from training.devices.coordination import Coordination
-from training.devices.cycle import CycleServer, GivenAnswer
-from training.devices.device import Device
-from training.trainer_link.interface import StepOrder, StepReport, TrainerFailed
-from training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.devices.coordination import Coordination
+from p2pnode.training.devices.cycle import CycleServer, GivenAnswer
+from p2pnode.training.devices.device import Device
+from p2pnode.training.trainer_link.interface import StepOrder, StepReport, TrainerFailed
+from p2pnode.training.trainer_link.step_messages import StepAnswer
 
 
 class CycleRun:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from training.errors import TrainingError
+from p2pnode.training.errors import TrainingError
 
 #: Tasks that a worker may name as unreadable for itself, and leases that it may hold.
 MAX_AVOIDED = 64

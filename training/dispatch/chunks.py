@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from training.errors import TrainingError
+from p2pnode.training.errors import TrainingError
 
 #: Refused above: all of them are in memory, 150 bytes each, and reach the master in one request, ten bytes each at most
 #: (`training.dispatch.messages.MAX_MESSAGE_BYTES`).

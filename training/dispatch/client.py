@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from overlay.environment import Environment
-from overlay.ids import short
-from overlay.kademlia.messages import unpack_contact
-from overlay.transport import TransportError, gathered, in_parts
-from training.dispatch.directory import MasterDirectory
-from training.dispatch.facts import Trouble
-from training.dispatch.messages import (
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.kademlia.messages import unpack_contact
+from p2pnode.overlay.transport import TransportError, gathered, in_parts
+from p2pnode.training.dispatch.directory import MasterDirectory
+from p2pnode.training.dispatch.facts import Trouble
+from p2pnode.training.dispatch.messages import (
     DISPATCH,
     MAX_MESSAGE_BYTES,
     A,
@@ -27,7 +27,7 @@ from training.dispatch.messages import (
     decode_answer,
     encode,
 )
-from training.swarm import Swarm
+from p2pnode.training.swarm import Swarm
 
 #: A master answers at once, or after its store has synced: this much silence means that it does not serve.
 ANSWER_S = 5.0

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from training.dispatch.chunks import ChunkTable, DatasetChunk
-from training.dispatch.recordio import RecordFileError, read_index
-from training.errors import TrainingError
+from p2pnode.training.dispatch.chunks import ChunkTable, DatasetChunk
+from p2pnode.training.dispatch.recordio import RecordFileError, read_index
+from p2pnode.training.errors import TrainingError
 
 
 class RecordFilesMissing(TrainingError):

@@ -12,12 +12,12 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
 
-from overlay.environment import Environment
-from overlay.kademlia.messages import pack_contact, unpack_contact
-from overlay.peers import Contact
-from overlay.transport import Buffer, RequestRejected, Response, TransportError
-from training.dispatch.messages import MASTER, MasterRecord, WhoServes, decode_who, encode
-from training.swarm import Swarm
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.kademlia.messages import pack_contact, unpack_contact
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer, RequestRejected, Response, TransportError
+from p2pnode.training.dispatch.messages import MASTER, MasterRecord, WhoServes, decode_who, encode
+from p2pnode.training.swarm import Swarm
 
 #: A record counts so long after its master has sent it, and is sent again so often.
 RECORD_S = 30.0

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
-from training.errors import TrainingError
+from p2pnode.training.errors import TrainingError
 
 Json = dict[str, Any]
 

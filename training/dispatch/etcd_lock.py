@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from overlay.environment import Environment
-from training.dispatch.etcd_gateway import EtcdCalls, EtcdRefused, EtcdUnreachable, Json, coded, decoded
-from training.dispatch.store import StoreLost
+from p2pnode.overlay.environment import Environment
+from p2pnode.training.dispatch.etcd_gateway import EtcdCalls, EtcdRefused, EtcdUnreachable, Json, coded, decoded
+from p2pnode.training.dispatch.store import StoreLost
 
 #: Share of the lease that is given up for clocks that run at different speeds.
 MARGIN = 0.1

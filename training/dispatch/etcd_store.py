@@ -15,10 +15,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from overlay.environment import Environment
-from training.dispatch.etcd_gateway import EtcdCalls, EtcdRefused, EtcdUnreachable, Json, coded, decoded
-from training.dispatch.etcd_lock import EtcdLock
-from training.dispatch.store import StoreLost
+from p2pnode.overlay.environment import Environment
+from p2pnode.training.dispatch.etcd_gateway import EtcdCalls, EtcdRefused, EtcdUnreachable, Json, coded, decoded
+from p2pnode.training.dispatch.etcd_lock import EtcdLock
+from p2pnode.training.dispatch.store import StoreLost
 
 #: Rows of one answer while they are read.
 PAGE = 500

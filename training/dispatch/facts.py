@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from training.dispatch.answers import QueueStatus
-from training.dispatch.messages import QueueCounts
+from p2pnode.training.dispatch.answers import QueueStatus
+from p2pnode.training.dispatch.messages import QueueCounts
 
 
 @dataclass(frozen=True, slots=True)

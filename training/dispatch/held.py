@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from training.dispatch.answers import Held
-from training.trainer_link.record_messages import RecordTask, TaskTrained
+from p2pnode.training.dispatch.answers import Held
+from p2pnode.training.trainer_link.record_messages import RecordTask, TaskTrained
 
 #: (task, attempt)
 Key = tuple[int, int]

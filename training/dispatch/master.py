@@ -11,12 +11,12 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
 
-from overlay.environment import Environment
-from overlay.ids import short
-from overlay.kademlia.messages import unpack_contact
-from overlay.peers import Contact, PeerChange
-from overlay.transport import Buffer, RequestRejected, Response, gathered, in_parts
-from training.dispatch.answers import (
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.kademlia.messages import unpack_contact
+from p2pnode.overlay.peers import Contact, PeerChange
+from p2pnode.overlay.transport import Buffer, RequestRejected, Response, gathered, in_parts
+from p2pnode.training.dispatch.answers import (
     Answer,
     BadRequestToQueue,
     Cause,
@@ -31,10 +31,10 @@ from training.dispatch.answers import (
     ReportAnswer,
     TaskDiscarded,
 )
-from training.dispatch.chunks import BadDataset, ChunkTable, DatasetDamaged, DatasetDiffers
-from training.dispatch.directory import PUBLISH_S, MasterDirectory
-from training.dispatch.facts import MasterFacts
-from training.dispatch.messages import (
+from p2pnode.training.dispatch.chunks import BadDataset, ChunkTable, DatasetDamaged, DatasetDiffers
+from p2pnode.training.dispatch.directory import PUBLISH_S, MasterDirectory
+from p2pnode.training.dispatch.facts import MasterFacts
+from p2pnode.training.dispatch.messages import (
     DISPATCH,
     MAX_MESSAGE_BYTES,
     MAX_TEXT,
@@ -58,11 +58,11 @@ from training.dispatch.messages import (
     decode_request,
     encode,
 )
-from training.dispatch.store import Store, StoreHeld, StoreLost, StoreRefused
-from training.dispatch.stored_queue import StoredQueue
-from training.errors import TrainingError
-from training.settings import DispatchSettings
-from training.swarm import Swarm
+from p2pnode.training.dispatch.store import Store, StoreHeld, StoreLost, StoreRefused
+from p2pnode.training.dispatch.stored_queue import StoredQueue
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.settings import DispatchSettings
+from p2pnode.training.swarm import Swarm
 
 #: A store that could not be opened is tried again so often.
 REOPEN_S = 2.0

@@ -12,10 +12,10 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from overlay.kademlia.messages import PACKED_V4_BYTES, PACKED_V6_BYTES
-from overlay.peers import Counter
-from training.dispatch.answers import MAX_AVOIDED, MAX_HELD, Answer, Held, ReportAnswer
-from training.dispatch.chunks import DatasetChunk, FileSummary
+from p2pnode.overlay.kademlia.messages import PACKED_V4_BYTES, PACKED_V6_BYTES
+from p2pnode.overlay.peers import Counter
+from p2pnode.training.dispatch.answers import MAX_AVOIDED, MAX_HELD, Answer, Held, ReportAnswer
+from p2pnode.training.dispatch.chunks import DatasetChunk, FileSummary
 
 #: Names of the two requests.
 DISPATCH = "dispatch"

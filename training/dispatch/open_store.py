@@ -6,12 +6,12 @@ import ssl
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
-from overlay.environment import Environment
-from training.dispatch.etcd_gateway import EtcdGateway
-from training.dispatch.etcd_store import TTL_S, EtcdStore
-from training.dispatch.sqlite_store import SqliteStore
-from training.dispatch.store import Store
-from training.errors import TrainingError
+from p2pnode.overlay.environment import Environment
+from p2pnode.training.dispatch.etcd_gateway import EtcdGateway
+from p2pnode.training.dispatch.etcd_store import TTL_S, EtcdStore
+from p2pnode.training.dispatch.sqlite_store import SqliteStore
+from p2pnode.training.dispatch.store import Store
+from p2pnode.training.errors import TrainingError
 
 #: The file in the state directory where the setting names none.
 FILE_NAME = "dispatch.sqlite"

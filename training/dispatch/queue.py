@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
-from training.dispatch.answers import (
+from p2pnode.training.dispatch.answers import (
     MAX_AVOIDED,
     MAX_HELD,
     REPORTED_CAUSES,
@@ -44,7 +44,7 @@ from training.dispatch.answers import (
     SaveAnswer,
     TaskDiscarded,
 )
-from training.errors import TrainingError
+from p2pnode.training.errors import TrainingError
 
 #: Each has a row, and the roll of a pass orders all of them on the event loop.
 MAX_TASKS = 100_000

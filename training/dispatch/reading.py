@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from training.dispatch.permutation import EpochOrder
-from training.dispatch.recordio import read_chunk
-from training.trainer_link.record_messages import RecordTask
+from p2pnode.training.dispatch.permutation import EpochOrder
+from p2pnode.training.dispatch.recordio import read_chunk
+from p2pnode.training.trainer_link.record_messages import RecordTask
 
 #: Places are computed so many at a time: a chunk of tiny records has millions.
 _BLOCK_RECORDS = 4096

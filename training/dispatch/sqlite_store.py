@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from overlay.environment import Executor
-from training.dispatch.store import StoreHeld, StoreLost
+from p2pnode.overlay.environment import Executor
+from p2pnode.training.dispatch.store import StoreHeld, StoreLost
 
 R = TypeVar("R")
 

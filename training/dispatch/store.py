@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from training.errors import TrainingError
+from p2pnode.training.errors import TrainingError
 
 #: Of one write: etcd takes 128 operations and 1.5 MiB, of which its JSON coding takes a quarter and the store itself
 #: one row.

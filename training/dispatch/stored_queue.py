@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from overlay.environment import Environment
-from training.dispatch.answers import (
+from p2pnode.overlay.environment import Environment
+from p2pnode.training.dispatch.answers import (
     BadRequestToQueue,
     Cause,
     Handout,
@@ -29,10 +29,10 @@ from training.dispatch.answers import (
     ReportAnswer,
     SaveAnswer,
 )
-from training.dispatch.chunks import BadDataset, ChunkTable, DatasetDiffers, FileSummary, difference, digest_of
-from training.dispatch.queue import MAX_TASKS, StateDamaged, TaskQueue
-from training.dispatch.store import Store, StoreLost, StoreRefused
-from training.errors import TrainingError
+from p2pnode.training.dispatch.chunks import BadDataset, ChunkTable, DatasetDiffers, FileSummary, difference, digest_of
+from p2pnode.training.dispatch.queue import MAX_TASKS, StateDamaged, TaskQueue
+from p2pnode.training.dispatch.store import Store, StoreLost, StoreRefused
+from p2pnode.training.errors import TrainingError
 
 R = TypeVar("R")
 

@@ -15,15 +15,15 @@ from typing import Any
 
 import msgspec
 
-from overlay.environment import Environment
-from overlay.supervision import logged, supervised
-from training.dispatch.answers import MAX_AVOIDED, Answer, Cause, Held, ReportAnswer
-from training.dispatch.chunks import BadDataset, digest_of
-from training.dispatch.client import MasterClient
-from training.dispatch.dataset import LocalDataset, RecordFilesMissing
-from training.dispatch.facts import RecordsFacts
-from training.dispatch.held import Complete, HeldTasks, Key, SavedTask
-from training.dispatch.messages import (
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.supervision import logged, supervised
+from p2pnode.training.dispatch.answers import MAX_AVOIDED, Answer, Cause, Held, ReportAnswer
+from p2pnode.training.dispatch.chunks import BadDataset, digest_of
+from p2pnode.training.dispatch.client import MasterClient
+from p2pnode.training.dispatch.dataset import LocalDataset, RecordFilesMissing
+from p2pnode.training.dispatch.facts import RecordsFacts
+from p2pnode.training.dispatch.held import Complete, HeldTasks, Key, SavedTask
+from p2pnode.training.dispatch.messages import (
     MAX_TEXT,
     DatasetTold,
     FailTask,
@@ -39,8 +39,8 @@ from training.dispatch.messages import (
     SaveTold,
     TaskTold,
 )
-from training.trainer_link.interface import Trainer
-from training.trainer_link.record_messages import (
+from p2pnode.training.trainer_link.interface import Trainer
+from p2pnode.training.trainer_link.record_messages import (
     RecordChunk,
     RecordsFromTrainer,
     RecordsGranted,

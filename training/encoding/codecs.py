@@ -18,9 +18,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from overlay.transport import Buffer
-from training import kernels
-from training.encoding import int4, sparse
+from p2pnode.overlay.transport import Buffer
+from p2pnode.training import kernels
+from p2pnode.training.encoding import int4, sparse
 
 CodecName = Literal["float32", "bfloat16", "int8", "int4", "sparse"]
 Vector = npt.NDArray[np.float32]

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overlay.transport import ArrivedBody, Buffer, DirectBody, SizedBody
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
-from training.errors import TrainingError
+from p2pnode.overlay.transport import ArrivedBody, Buffer, DirectBody, SizedBody
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.errors import TrainingError
 
 _HEADER = struct.Struct("<IIIBBHqQ")
 HEADER_BYTES = _HEADER.size

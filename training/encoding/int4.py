@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from training import kernels
+from p2pnode.training import kernels
 
 Vector = npt.NDArray[np.float32]
 

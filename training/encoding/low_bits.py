@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training.encoding.codecs import Encoded, Vector
+from p2pnode.training.encoding.codecs import Encoded, Vector
 
 #: With more exceptions than one value of so many, the base is too far away, and the whole is sent instead.
 VALUES_PER_EXCEPTION = 1024

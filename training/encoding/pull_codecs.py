@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from training.encoding.codecs import CodecName
-from training.settings import ExchangeSettings
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.settings import ExchangeSettings
 
 #: Values in these codecs are pulled whole. The others are too coarse for a value; they encode changes of it.
 WHOLE: tuple[CodecName, ...] = ("float32", "bfloat16")

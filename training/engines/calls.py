@@ -11,11 +11,11 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from overlay.ids import short
-from overlay.peers import Activity, Contact
-from overlay.transport import Buffer, RequestRejected, Response, TransportError, gathered, in_parts
-from training.swarm import Swarm
-from training.trainer_link.engine_messages import CallAnswered, CallReceived, MembersFound, NotAnswered
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.peers import Activity, Contact
+from p2pnode.overlay.transport import Buffer, RequestRejected, Response, TransportError, gathered, in_parts
+from p2pnode.training.swarm import Swarm
+from p2pnode.training.trainer_link.engine_messages import CallAnswered, CallReceived, MembersFound, NotAnswered
 
 REQUEST = "script_call"
 #: Longer than a server waits before it answers (`training.engines.server.service`), and than its verbs should take.

@@ -17,9 +17,9 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from training.errors import TrainingError
-from training.trainer_link import messages
-from training.trainer_link.engine_messages import (
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.engine_messages import (
     CallAnswered,
     CallReceived,
     EngineAnswered,
@@ -34,8 +34,8 @@ from training.trainer_link.engine_messages import (
     QuestionRefused,
     Reply,
 )
-from training.values.encoding import decode_key
-from training.values.store import StoreUnavailable, UpdateFailed
+from p2pnode.training.values.encoding import decode_key
+from p2pnode.training.values.store import StoreUnavailable, UpdateFailed
 
 #: Calls the program's `pull` with a batch.
 OnPull = Callable[[PullAsked], PullDone]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from training.values.encoding import Key
+from p2pnode.training.values.encoding import Key
 
 #: Values of one part: 960 KB of float32, below the limit of an encoded value.
 PART_VALUES = 240_000

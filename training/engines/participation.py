@@ -15,13 +15,13 @@ import asyncio
 from collections import deque
 from statistics import median
 
-from overlay.environment import Clock, Log
-from overlay.peers import Activity, Peer
-from training.barriers.predicates import resample_after
-from training.barriers.waiter import BarrierWaiter
-from training.progress import Progress
-from training.settings import TrainingSettings
-from training.swarm import Swarm
+from p2pnode.overlay.environment import Clock, Log
+from p2pnode.overlay.peers import Activity, Peer
+from p2pnode.training.barriers.predicates import resample_after
+from p2pnode.training.barriers.waiter import BarrierWaiter
+from p2pnode.training.progress import Progress
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.swarm import Swarm
 
 POLL_INTERVAL_S = 0.05
 #: Steps whose median is the announced step time; and the shortest one, because 0 means that there was no step yet.

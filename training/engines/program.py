@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from training.errors import TrainingError
-from training.values.encoding import InvalidKey, Key, ValueNotEncodable
-from training.values.reducers import BUILT_IN, Reducer
-from training.values.store import NewValue, Stamped, ValueUpdate
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.values.encoding import InvalidKey, Key, ValueNotEncodable
+from p2pnode.training.values.reducers import BUILT_IN, Reducer
+from p2pnode.training.values.store import NewValue, Stamped, ValueUpdate
 
 Result = TypeVar("Result")
 #: So many keys are named in an error.

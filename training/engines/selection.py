@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from training.errors import TrainingError
-from training.trainer_link.messages import ALONE_FILE, SOCKET_VARIABLE
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.trainer_link.messages import ALONE_FILE, SOCKET_VARIABLE
 
 if TYPE_CHECKING:
-    from training.engines.mapreduce.engine import MapReduce
-    from training.engines.peer.engine import PeerToPeer
-    from training.engines.server.engine import ParameterServer
+    from p2pnode.training.engines.mapreduce.engine import MapReduce
+    from p2pnode.training.engines.peer.engine import PeerToPeer
+    from p2pnode.training.engines.server.engine import ParameterServer
 
 #: The engines of this version.
 ENGINES = ("p2p", "server", "mapreduce")
@@ -66,17 +66,17 @@ def engine(kind: str, **options: Any) -> MapReduce | PeerToPeer | ParameterServe
     if kind in _OPTIONS:
         _check_options(kind, options)
     if kind == "p2p":
-        from training.engines.peer.engine import PeerToPeer
+        from p2pnode.training.engines.peer.engine import PeerToPeer
 
         return PeerToPeer.open(**options)
     if kind == "server":
-        from training.engines.server.engine import ParameterServer
+        from p2pnode.training.engines.server.engine import ParameterServer
 
         return ParameterServer.open(**options)
     if kind != "mapreduce":
         raise EngineUnavailable(f"there is no engine {kind!r}; this version has: {', '.join(ENGINES)}")
     try:
-        from training.engines.mapreduce.engine import MapReduce
+        from p2pnode.training.engines.mapreduce.engine import MapReduce
     except ModuleNotFoundError as error:
         raise EngineUnavailable(
             f"the engine {kind!r} needs the package {error.name}: pip install 'p2pnode[mapreduce]'"

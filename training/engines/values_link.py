@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from training.engines.link import EngineLink
-from training.engines.program import Surroundings, VerbFailed, summary
-from training.errors import TrainingError
-from training.trainer_link.engine_messages import (
+from p2pnode.training.engines.link import EngineLink
+from p2pnode.training.engines.program import Surroundings, VerbFailed, summary
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.trainer_link.engine_messages import (
     MESSAGE_VALUES_BYTES,
     ApplyUpdates,
     AskKeys,
@@ -31,8 +31,8 @@ from training.trainer_link.engine_messages import (
     UpdateParts,
     ValuesFound,
 )
-from training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
-from training.values.store import NewValue, Stamped, ValueUpdate
+from p2pnode.training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
+from p2pnode.training.values.store import NewValue, Stamped, ValueUpdate
 
 Result = TypeVar("Result")
 

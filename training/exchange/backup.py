@@ -14,15 +14,15 @@ from collections.abc import AsyncIterator, Iterable
 
 import numpy as np
 
-from overlay.environment import Environment
-from overlay.peers import Contact
-from overlay.transport import Buffer, Response, TransportError
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
-from training.encoding.frames import FrameReader, Part, read_encoded
-from training.exchange.counters import Counters
-from training.exchange.directory import PARTNER_TIMEOUT_S
-from training.exchange.messages import (
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer, Response, TransportError
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.frames import FrameReader, Part, read_encoded
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.directory import PARTNER_TIMEOUT_S
+from p2pnode.training.exchange.messages import (
     Forward,
     ForwardAnswer,
     Forwarded,
@@ -30,30 +30,30 @@ from training.exchange.messages import (
     ForwardStatus,
     encode,
 )
-from training.exchange.own_deltas import SentDeltas
-from training.exchange.owner.delta_item import read_item
-from training.exchange.owner.publishing import Publisher
-from training.exchange.owner.replication import lacks_backup
-from training.exchange.owner.validation import is_good
-from training.exchange.ownership_messages import (
+from p2pnode.training.exchange.own_deltas import SentDeltas
+from p2pnode.training.exchange.owner.delta_item import read_item
+from p2pnode.training.exchange.owner.publishing import Publisher
+from p2pnode.training.exchange.owner.replication import lacks_backup
+from p2pnode.training.exchange.owner.validation import is_good
+from p2pnode.training.exchange.ownership_messages import (
     HandOver,
     Learn,
     ShardList,
     TransferResult,
 )
-from training.exchange.peer_score import Nonsense
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.run_state import RunState
-from training.exchange.store import state_stream
-from training.exchange.store.records import Backed, BufferedDelta
-from training.exchange.store.replica import Replica
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.exchange.terms import OwnerInfo, Term
-from training.shards.applied import DeltaId
-from training.shards.delta_range import is_delta_in_range
-from training.swarm import Swarm
+from p2pnode.training.exchange.peer_score import Nonsense
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.store import state_stream
+from p2pnode.training.exchange.store.records import Backed, BufferedDelta
+from p2pnode.training.exchange.store.replica import Replica
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.exchange.terms import OwnerInfo, Term
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.delta_range import is_delta_in_range
+from p2pnode.training.swarm import Swarm
 
 #: A step or a few, where steps are long. The request is small, and one covers all shards of an owner.
 CONFIRM_AFTER_S = 3.0

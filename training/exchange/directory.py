@@ -13,19 +13,19 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Protocol
 
-from overlay.environment import Environment
-from overlay.peers import Activity, Contact
-from overlay.transport import TransportError
-from training.exchange.messages import LocateOwners, LocateOwnersAnswer
-from training.exchange.ownership_messages import ShardList, TransferResult
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.store.copies import has_state
-from training.exchange.store.records import KnownOwner
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.exchange.terms import OwnerInfo
-from training.swarm import Swarm
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Activity, Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer
+from p2pnode.training.exchange.ownership_messages import ShardList, TransferResult
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.store.copies import has_state
+from p2pnode.training.exchange.store.records import KnownOwner
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.exchange.terms import OwnerInfo
+from p2pnode.training.swarm import Swarm
 
 #: For requests without bodies, which a living node answers at once.
 QUESTION_TIMEOUT_S = 1.0

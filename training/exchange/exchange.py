@@ -7,49 +7,49 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from overlay.environment import Environment
-from overlay.peers import Contact, PeerChange
-from overlay.supervision import supervised
-from training.codec_choice import CodecChoice, CodecControl
-from training.cooperative import LoopYielder, off_loop
-from training.encoding.codecs import Vector
-from training.encoding.pull_codecs import change_codec
-from training.exchange.backup import BackupHandler
-from training.exchange.client.outbox import Outbox
-from training.exchange.client.pull import PullClient, PullReport
-from training.exchange.client.push import PushClient, PushReport
-from training.exchange.counters import Counters
-from training.exchange.directory import OwnerDirectory
-from training.exchange.fence_file import FenceFile
-from training.exchange.own_deltas import SentDeltas
-from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.owner.final_values import FinalValues
-from training.exchange.owner.publishing import Publisher
-from training.exchange.owner.reads import ReadHandler
-from training.exchange.owner.validation import ShardInspector
-from training.exchange.peer_score import PeerScore
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.recovery.failover import Failover
-from training.exchange.recovery.moves import ShardMoves
-from training.exchange.recovery.rebalancing import JobKind, Rebalancer, duty
-from training.exchange.recovery.reconciliation import SplitReconciler
-from training.exchange.recovery.resending import Resending
-from training.exchange.recovery.route_finder import RouteFinder
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.run_state import Phase, RunState
-from training.exchange.store.copies import has_known_owner
-from training.exchange.store.records import StoredState
-from training.exchange.store.repair_log import RepairLog
-from training.exchange.store.replica import Replica, ReplicaReading
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.exchange.terms import Term
-from training.manifest import Manifest
-from training.settings import ExchangeSettings
-from training.shards.delta_range import is_delta_in_range
-from training.step_bytes import StepShape
-from training.swarm import Swarm
-from training.values.client import SwarmValues
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Contact, PeerChange
+from p2pnode.overlay.supervision import supervised
+from p2pnode.training.codec_choice import CodecChoice, CodecControl
+from p2pnode.training.cooperative import LoopYielder, off_loop
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.encoding.pull_codecs import change_codec
+from p2pnode.training.exchange.backup import BackupHandler
+from p2pnode.training.exchange.client.outbox import Outbox
+from p2pnode.training.exchange.client.pull import PullClient, PullReport
+from p2pnode.training.exchange.client.push import PushClient, PushReport
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.directory import OwnerDirectory
+from p2pnode.training.exchange.fence_file import FenceFile
+from p2pnode.training.exchange.own_deltas import SentDeltas
+from p2pnode.training.exchange.owner.deltas import DeltaHandler
+from p2pnode.training.exchange.owner.final_values import FinalValues
+from p2pnode.training.exchange.owner.publishing import Publisher
+from p2pnode.training.exchange.owner.reads import ReadHandler
+from p2pnode.training.exchange.owner.validation import ShardInspector
+from p2pnode.training.exchange.peer_score import PeerScore
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.recovery.failover import Failover
+from p2pnode.training.exchange.recovery.moves import ShardMoves
+from p2pnode.training.exchange.recovery.rebalancing import JobKind, Rebalancer, duty
+from p2pnode.training.exchange.recovery.reconciliation import SplitReconciler
+from p2pnode.training.exchange.recovery.resending import Resending
+from p2pnode.training.exchange.recovery.route_finder import RouteFinder
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.run_state import Phase, RunState
+from p2pnode.training.exchange.store.copies import has_known_owner
+from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.exchange.store.repair_log import RepairLog
+from p2pnode.training.exchange.store.replica import Replica, ReplicaReading
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.manifest import Manifest
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.delta_range import is_delta_in_range
+from p2pnode.training.step_bytes import StepShape
+from p2pnode.training.swarm import Swarm
+from p2pnode.training.values.client import SwarmValues
 
 #: Under relaxed barriers a pull ends when nothing has moved for this long; shards that were not received keep their
 #: older values.

@@ -8,9 +8,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from overlay.environment import Environment
-from training.exchange.store.ownership import Ownership
-from training.exchange.terms import MAX_SHARDS, TERM_LIMIT, Genesis, ShardIndex, Term
+from p2pnode.overlay.environment import Environment
+from p2pnode.training.exchange.store.ownership import Ownership
+from p2pnode.training.exchange.terms import MAX_SHARDS, TERM_LIMIT, Genesis, ShardIndex, Term
 
 FENCES_FILE = "fences.msgpack"
 _Rows = Annotated[dict[ShardIndex, Term], Meta(max_length=MAX_SHARDS)]

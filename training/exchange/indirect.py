@@ -16,11 +16,11 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 import msgspec
 
-from overlay.addresses import Address
-from overlay.peers import Contact
-from overlay.transport import Body, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
-from training.exchange.messages import Indirect, IndirectAnswer, decode, encode
-from training.swarm import Swarm
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Body, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
+from p2pnode.training.exchange.messages import Indirect, IndirectAnswer, decode, encode
+from p2pnode.training.swarm import Swarm
 
 NAME = "indirect"
 #: An answer by way of a relay takes this much longer: the relay's own wait ends first, and its reason arrives.

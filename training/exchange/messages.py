@@ -18,9 +18,9 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from overlay.transport import Buffer, FailureKind
-from training.encoding.frames import BadFrame, FrameReader, Part, blob_frames, read_blob
-from training.exchange.terms import (
+from p2pnode.overlay.transport import Buffer, FailureKind
+from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, blob_frames, read_blob
+from p2pnode.training.exchange.terms import (
     MAX_SHARDS,
     ZERO_TERM,
     Fence,

@@ -16,12 +16,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from training.encoding.codecs import CodecName
-from training.encoding.frames import framed_bytes
-from training.exchange.messages import Push
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.step_wait import StepWait
-from training.shards.applied import DeltaId
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.encoding.frames import framed_bytes
+from p2pnode.training.exchange.messages import Push
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.exchange.step_wait import StepWait
+from p2pnode.training.shards.applied import DeltaId
 
 Encoded = bytes | bytearray | memoryview
 

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from training.encoding import low_bits
-from training.exchange.messages import MAX_CHANGES, MAX_DELTAS, ChainName, Digest, Shards
-from training.exchange.terms import (
+from p2pnode.training.encoding import low_bits
+from p2pnode.training.exchange.messages import MAX_CHANGES, MAX_DELTAS, ChainName, Digest, Shards
+from p2pnode.training.exchange.terms import (
     MAX_SHARDS,
     ZERO_TERM,
     Length,
@@ -26,8 +26,8 @@ from training.exchange.terms import (
     Weight,
     Workers,
 )
-from training.shards.applied import Applied
-from training.shards.robust import MAX_NORMS
+from p2pnode.training.shards.applied import Applied
+from p2pnode.training.shards.robust import MAX_NORMS
 
 #: Identities as rows: node, incarnation, ranges of steps. The number of rows bounds the starts of nodes that a shard
 #: remembers.

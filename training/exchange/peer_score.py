@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from overlay.addresses import Address
-from overlay.environment import Clock, Log
-from overlay.peers import Contact
-from training.encoding.frames import BadFrame
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.environment import Clock, Log
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.encoding.frames import BadFrame
 
 #: With the first timeout, a survey and the first answer of another owner within the detection bound of 10 s.
 UNREACHED_S, UNANSWERED = 4.0, 3

@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import Fence
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import Fence
 
 
 class RebalanceRequests:

@@ -18,16 +18,24 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from overlay.environment import Clock
-from overlay.peers import Contact
-from overlay.transport import NOT_SERVED, Body, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
-from overlay.waits import RoundTrips
-from training.cooperative import LoopTurns
-from training.encoding.frames import BadFrame, FrameReader
-from training.exchange.indirect import NAME, IndirectRequests
-from training.exchange.messages import decode, encode, read_record
-from training.exchange.peer_score import PeerScore
-from training.swarm import Swarm
+from p2pnode.overlay.environment import Clock
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import (
+    NOT_SERVED,
+    Body,
+    Buffer,
+    ReceivedResponse,
+    RequestRejected,
+    Response,
+    TransportError,
+)
+from p2pnode.overlay.waits import RoundTrips
+from p2pnode.training.cooperative import LoopTurns
+from p2pnode.training.encoding.frames import BadFrame, FrameReader
+from p2pnode.training.exchange.indirect import NAME, IndirectRequests
+from p2pnode.training.exchange.messages import decode, encode, read_record
+from p2pnode.training.exchange.peer_score import PeerScore
+from p2pnode.training.swarm import Swarm
 
 Kind = Literal["push", "pull", "forward", "state", "fetch", "seek", "mend", "question"]
 

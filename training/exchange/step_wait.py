@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from overlay.peers import Contact
-from overlay.waits import Silence
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.waits import Silence
 
 
 class StepWait:

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from overlay.environment import Clock
-from overlay.peers import Peer
-from training.exchange.peer_score import PeerScore
-from training.exchange.run_state import RunState
-from training.exchange.store.state_stream import PlausibleSteps
-from training.exchange.terms import MAX_BELIEVED
-from training.swarm import Swarm
+from p2pnode.overlay.environment import Clock
+from p2pnode.overlay.peers import Peer
+from p2pnode.training.exchange.peer_score import PeerScore
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.store.state_stream import PlausibleSteps
+from p2pnode.training.exchange.terms import MAX_BELIEVED
+from p2pnode.training.swarm import Swarm
 
 T = TypeVar("T")
 

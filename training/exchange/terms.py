@@ -7,10 +7,10 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from overlay.addresses import Address
-from overlay.peers import Contact
-from training import shard_count
-from training.shards.delta_range import MAX_LENGTH
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.training import shard_count
+from p2pnode.training.shards.delta_range import MAX_LENGTH
 
 #: A list with at most one entry per shard.
 MAX_SHARDS = shard_count.MAX_SHARDS

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from training.encoding.codecs import Vector
-from training.shards.robust import norm_of
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.shards.robust import norm_of
 
 #: The longest delta, and the longest array of a state, of any size.
 MAX_LENGTH = 1e15

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from training import kernels
-from training.encoding.codecs import CodecName, Vector
-from training.shards.robust import Robust
+from p2pnode.training import kernels
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.shards.robust import Robust
 
 #: Values per block: six arrays of this many float32 fit a core's second-level cache.
 BLOCK_VALUES = 32768

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from training.encoding.codecs import Vector
+from p2pnode.training.encoding.codecs import Vector
 
 Robust = Literal["", "clip"]
 

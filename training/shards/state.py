@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from training import kernels
-from training.encoding.codecs import Vector
-from training.shards.applied import Applied, DeltaId
-from training.shards.delta_range import MAX_STATE_LENGTH, has_length, is_delta_in_range, surely_short
-from training.shards.outer_rule import PLAIN, Addition, Rule, add_compiled, add_in_blocks
-from training.shards.robust import Norms
-from training.shards.value_batch import ValueBatch
-from training.shards.value_table import ValueTable
+from p2pnode.training import kernels
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.shards.applied import Applied, DeltaId
+from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH, has_length, is_delta_in_range, surely_short
+from p2pnode.training.shards.outer_rule import PLAIN, Addition, Rule, add_compiled, add_in_blocks
+from p2pnode.training.shards.robust import Norms
+from p2pnode.training.shards.value_batch import ValueBatch
+from p2pnode.training.shards.value_table import ValueTable
 
 #: Σw of N times 1/N may fall short of 1 by rounding.
 WHOLE_WEIGHT = 1.0 - 1e-6

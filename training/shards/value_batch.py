@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from training.errors import TrainingError
-from training.shards.applied import DeltaId
-from training.values.encoding import MAX_KEY_BYTES
-from training.values.reducers import Reducer
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.values.encoding import MAX_KEY_BYTES
+from p2pnode.training.values.reducers import Reducer
 
 NodeId = Annotated[bytes, Meta(min_length=20, max_length=20)]
 #: A count that a run may reach; what follows the highest still fits.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from training.shards.applied import Applied, DeltaId
-from training.shards.value_batch import BadBatch, EncodedKey, NodeId, Number, Timestamp, ValueBatch
+from p2pnode.training.shards.applied import Applied, DeltaId
+from p2pnode.training.shards.value_batch import BadBatch, EncodedKey, NodeId, Number, Timestamp, ValueBatch
 
 #: Memory of an entry beside its key and value, about.
 ENTRY_BYTES = 200

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
-from training.shards.value_batch import MAX_REASON, MAX_TIMESTAMP, KeyResult, KeyUpdate, ValueBatch
-from training.shards.value_table import ENTRY_BYTES, ValueTable
-from training.values.encoding import MAX_VALUE_BYTES, decode_key, decode_value, encode_value
-from training.values.reducers import BUILT_IN, reduced
-from training.values.store import EncodedResult, EncodedValue
+from p2pnode.training.shards.value_batch import MAX_REASON, MAX_TIMESTAMP, KeyResult, KeyUpdate, ValueBatch
+from p2pnode.training.shards.value_table import ENTRY_BYTES, ValueTable
+from p2pnode.training.values.encoding import MAX_VALUE_BYTES, decode_key, decode_value, encode_value
+from p2pnode.training.values.reducers import BUILT_IN, reduced
+from p2pnode.training.values.store import EncodedResult, EncodedValue
 
 FULL = "the store of its owner is full (exchange.value_bytes)"
 TOO_LARGE = f"a value takes at most {MAX_VALUE_BYTES:,} bytes"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from training.trainer_link.data_messages import UNKNOWN, DataState, SectionMask
+from p2pnode.training.trainer_link.data_messages import UNKNOWN, DataState, SectionMask
 
 Section = tuple[int, int]
 #: (epoch, partition)

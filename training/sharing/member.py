@@ -1,7 +1,7 @@
 """One node's part of a shared data set: which partitions it may begin, and what it states to the other members.
 
 A partition of an epoch belongs to the first member in rank (`training.sharing.ranking`) among those in this node's
-*view*. Three rules keep two living members from training one partition:
+*view*. Three rules keep two living members from p2pnode.training one partition:
 
 1. A node states the members of its view, and begins nothing that belongs to one of them.
 2. A node that joins begins nothing before every member it knows of has stated a view with it, or is gone. Such a
@@ -28,10 +28,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from training.sharing.ledger import LAP, MAX_OPEN, Ledger, Place, Section, bit_of, bits, packed, section_of, unpacked
-from training.sharing.messages import ShareData, Statement
-from training.sharing.ranking import Weights, first_in_rank, mask_of, weights
-from training.trainer_link.data_messages import UNKNOWN, Claim, DataShape, DataState, PartitionTrained
+from p2pnode.training.sharing.ledger import (
+    LAP,
+    MAX_OPEN,
+    Ledger,
+    Place,
+    Section,
+    bit_of,
+    bits,
+    packed,
+    section_of,
+    unpacked,
+)
+from p2pnode.training.sharing.messages import ShareData, Statement
+from p2pnode.training.sharing.ranking import Weights, first_in_rank, mask_of, weights
+from p2pnode.training.trainer_link.data_messages import UNKNOWN, Claim, DataShape, DataState, PartitionTrained
 
 #: A member whose statement is missing holds nobody up for longer.
 ADMISSION_S = 15.0

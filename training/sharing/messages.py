@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from overlay.peers import Counter, Id
-from training.trainer_link.data_messages import DataShape, Number, SectionMask
+from p2pnode.overlay.peers import Counter, Id
+from p2pnode.training.trainer_link.data_messages import DataShape, Number, SectionMask
 
 #: Members named in one message; larger swarms share data among the members that a node knows.
 MAX_MEMBERS = 4096

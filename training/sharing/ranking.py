@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from training.sharing.ledger import LAP, Section
+from p2pnode.training.sharing.ledger import LAP, Section
 
 Weights = npt.NDArray[np.uint64]
 

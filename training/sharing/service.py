@@ -12,15 +12,15 @@ from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 
-from overlay.environment import Environment
-from overlay.ids import short
-from overlay.peers import Contact, PeerChange
-from overlay.supervision import logged, supervised
-from overlay.transport import Buffer, RequestRejected, Response, TransportError, gathered, in_parts
-from training.sharing.member import ADMISSION_S, DataMember
-from training.sharing.messages import ShareData
-from training.swarm import Swarm
-from training.trainer_link.data_messages import (
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.ids import short
+from p2pnode.overlay.peers import Contact, PeerChange
+from p2pnode.overlay.supervision import logged, supervised
+from p2pnode.overlay.transport import Buffer, RequestRejected, Response, TransportError, gathered, in_parts
+from p2pnode.training.sharing.member import ADMISSION_S, DataMember
+from p2pnode.training.sharing.messages import ShareData
+from p2pnode.training.swarm import Swarm
+from p2pnode.training.trainer_link.data_messages import (
     DataFromTrainer,
     DataGranted,
     DataKnown,
@@ -29,8 +29,8 @@ from training.trainer_link.data_messages import (
     DataTrained,
     DataWanted,
 )
-from training.trainer_link.interface import Trainer
-from training.trainer_link.record_messages import RecordsFromTrainer
+from p2pnode.training.trainer_link.interface import Trainer
+from p2pnode.training.trainer_link.record_messages import RecordsFromTrainer
 
 REQUEST = "share_data"
 #: A living node answers at once: the request has no body.

@@ -10,13 +10,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from training.barriers.predicates import resample_after, sample_size
-from training.settings import BarrierSettings
-from training.simulation.model.barrier_names import parse_barrier
-from training.simulation.model.metrics import summary
-from training.simulation.model.plan import Plan
-from training.simulation.model.step_times import StepTimes, Stragglers
-from training.simulation.run import simulate
+from p2pnode.training.barriers.predicates import resample_after, sample_size
+from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.simulation.model.barrier_names import parse_barrier
+from p2pnode.training.simulation.model.metrics import summary
+from p2pnode.training.simulation.model.plan import Plan
+from p2pnode.training.simulation.model.step_times import StepTimes, Stragglers
+from p2pnode.training.simulation.run import simulate
 
 #: More nodes change a sampled barrier's progress by less than one percent (`docs/psp.md`), and take longer.
 MAX_NODES = 1000

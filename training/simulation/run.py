@@ -6,11 +6,11 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from training.errors import TrainingError
-from training.simulation.engines.compiled import CompiledEngine, can_group
-from training.simulation.engines.reference import Observer, ReferenceEngine
-from training.simulation.model.outcome import Outcome
-from training.simulation.model.plan import Plan
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.simulation.engines.compiled import CompiledEngine, can_group
+from p2pnode.training.simulation.engines.reference import Observer, ReferenceEngine
+from p2pnode.training.simulation.model.outcome import Outcome
+from p2pnode.training.simulation.model.plan import Plan
 
 EngineName = Literal["auto", "compiled", "reference"]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from pathlib import Path
 
-from training.failures import cause_of
-from training.supervisor import memory_group
-from training.supervisor.process import OutputLog, TrainerProcess, name_of
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.failures import cause_of
+from p2pnode.training.supervisor import memory_group
+from p2pnode.training.supervisor.process import OutputLog, TrainerProcess, name_of
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 #: Signals by which schedulers and people end a process: that is no failure of the script.
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -25,8 +23,6 @@ def unexpected_end(process: TrainerProcess, output: OutputLog, *, is_fatal: bool
             fatal=process.returncode == 0,
         )
     code = output.printed_end.exit_code(process.returncode)
-    if hidden := hidden_package(output):
-        return TrainerFailed(*hidden, fatal=is_fatal and code > 0)
     if code == -signal.SIGKILL and process.memory_ran_out:
         return _killed_for_memory(memory_group.limit_bytes())
     exception, printed = output.printed_end.exception(code), output.last_lines
@@ -49,19 +45,3 @@ def _killed_for_memory(limit_bytes: int | None) -> TrainerFailed:
         f"the kernel killed the trainer, because the memory limit{limit} of its control group was reached",
         "lower the batch size, the length of the sequences or the DataLoader's num_workers, or give the container more",
     )
-
-
-def hidden_package(output: OutputLog) -> tuple[str, str] | None:
-    """Reason and hint if a folder on PYTHONPATH, or in the working directory, hides our package `training`."""
-    missing = ("No module named 'training", "No module named training")
-    if not any(text in line for line in output.last_lines for text in missing):
-        return None
-    ours = Path(__file__).resolve().parent.parent
-    for place in [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path.cwd())]:
-        folder = (Path(place) / "training").resolve()
-        if place and folder.is_dir() and folder != ours:
-            return (
-                f"the folder {folder} hides p2pnode's own package of the same name",
-                "rename the folder, or take its parent off PYTHONPATH",
-            )
-    return None

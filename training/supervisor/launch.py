@@ -7,8 +7,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.settings import TrainingSettings
-from training.trainer_link import messages
+import p2pnode
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.trainer_link import messages
 
 #: Settings for glibc's malloc. By default it returns the gradients' pages to the kernel at each optimiser step and
 #: requests them again at the next, which halved the speed of small models on the CPU.
@@ -32,10 +33,19 @@ class Launch:
     def of(cls, settings: TrainingSettings, script: list[str] | None, state_dir: Path, *, is_proven: bool) -> Launch:
         """`script` is the user's own command, or None for the task class of the settings."""
         # -P keeps the working directory off the start of sys.path, where a folder could hide our own packages.
-        command = script or [sys.executable, "-P", "-m", "training.trainer"]
+        command = script or [sys.executable, "-P", "-m", "p2pnode.training.trainer"]
         return cls(
             command, _environment(settings, script), state_dir, script is not None, is_proven, nice=settings.nice
         )
+
+
+def add_checkout(environment: dict[str, str]) -> None:
+    """Let another Python find a checkout that is not installed, whatever its working directory."""
+    root = Path(p2pnode.__file__).resolve().parent.parent
+    # These must not come before the standard library.
+    if root.name not in ("site-packages", "dist-packages"):
+        paths = (str(root), environment.get("PYTHONPATH", ""))
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
 
 
 def _environment(settings: TrainingSettings, script: list[str] | None) -> dict[str, str]:
@@ -44,12 +54,7 @@ def _environment(settings: TrainingSettings, script: list[str] | None) -> dict[s
     if settings.threads:
         environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(settings.threads)
     if script is None:
-        root = Path(__file__).resolve().parent.parent.parent
-        # For a checkout that is not installed; site-packages must not come before the standard library.
-        if root.name not in ("site-packages", "dist-packages"):
-            environment["PYTHONPATH"] = os.pathsep.join(
-                part for part in (str(root), environment.get("PYTHONPATH", "")) if part
-            )
+        add_checkout(environment)
     environment["PYTHONUNBUFFERED"] = "1"
     if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in environment):
         environment |= KEEP_MEMORY

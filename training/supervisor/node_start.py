@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from training.settings import TrainingSettings
-from training.trainer_link import messages
-from training.trainer_link.record_messages import RecordSource
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.record_messages import RecordSource
 
 
 class NodeStart(NamedTuple):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import cast
 
-from overlay.system import ThreadExecutor
-from training.layout import Layout
-from training.trainer_link.engine_messages import EngineOpened
-from training.trainer_link.interface import TrainerFailed, TrainerHello
-from training.trainer_link.messages import Hello
-from training.trainer_link.shared_memory import SharedVectors
+from p2pnode.overlay.system import ThreadExecutor
+from p2pnode.training.layout import Layout
+from p2pnode.training.trainer_link.engine_messages import EngineOpened
+from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello
+from p2pnode.training.trainer_link.messages import Hello
+from p2pnode.training.trainer_link.shared_memory import SharedVectors
 
 
 def hello_of(opened: Hello | EngineOpened) -> TrainerHello:

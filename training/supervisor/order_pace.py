@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from training.supervisor.silence import Limits
-from training.trainer_link import messages
+from p2pnode.training.supervisor.silence import Limits
+from p2pnode.training.trainer_link import messages
 
 #: Durations kept for the median.
 PACE_STEPS = 21

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, ParamSpec, TypeVar
 
-from overlay.background_output import BackgroundOutput
-from overlay.system import ThreadExecutor
-from training.supervisor import memory_group, process_tree
-from training.supervisor.niceness import make_nicer
-from training.supervisor.printed_end import PrintedEnd
+from p2pnode.overlay.background_output import BackgroundOutput
+from p2pnode.overlay.system import ThreadExecutor
+from p2pnode.training.supervisor import memory_group, process_tree
+from p2pnode.training.supervisor.niceness import make_nicer
+from p2pnode.training.supervisor.printed_end import PrintedEnd
 
 P = ParamSpec("P")
 R = TypeVar("R")

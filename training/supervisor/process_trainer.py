@@ -15,19 +15,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from overlay.environment import Clock, Log
-from training.settings import TrainingSettings
-from training.supervisor.launch import Launch
-from training.supervisor.node_start import NodeStart, start_message
-from training.supervisor.opening import allocate, hello_of
-from training.supervisor.order_pace import OrderPace
-from training.supervisor.process import POLITE_S, TERMINATE_S, OutputLog
-from training.supervisor.session import START_TIMEOUT_S, TrainerSession, ignore_data, ignore_engine
-from training.supervisor.silence import Limits, SilenceVerdict, TrainerSilence
-from training.trainer_link import messages
-from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
-from training.trainer_link.interface import (
+from p2pnode.overlay.environment import Clock, Log
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.supervisor.launch import Launch
+from p2pnode.training.supervisor.node_start import NodeStart, start_message
+from p2pnode.training.supervisor.opening import allocate, hello_of
+from p2pnode.training.supervisor.order_pace import OrderPace
+from p2pnode.training.supervisor.process import POLITE_S, TERMINATE_S, OutputLog
+from p2pnode.training.supervisor.session import START_TIMEOUT_S, TrainerSession, ignore_data, ignore_engine
+from p2pnode.training.supervisor.silence import Limits, SilenceVerdict, TrainerSilence
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from p2pnode.training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
+from p2pnode.training.trainer_link.interface import (
     SAME_VALUES,
     BusyWith,
     Evaluation,
@@ -43,8 +43,8 @@ from training.trainer_link.interface import (
     TrainerLeft,
     Vector,
 )
-from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
-from training.trainer_link.shared_memory import SharedVectors, TrainerMemory
+from p2pnode.training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
+from p2pnode.training.trainer_link.shared_memory import SharedVectors, TrainerMemory
 
 Answer = TypeVar(
     "Answer",

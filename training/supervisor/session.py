@@ -19,22 +19,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from overlay.environment import Log
-from training.supervisor.ending import unexpected_end
-from training.supervisor.launch import Launch
-from training.supervisor.process import OUTPUT_END_S, POLITE_S, OutputLog, TrainerProcess
-from training.supervisor.sender import SocketSender
-from training.trainer_link import messages
-from training.trainer_link.data_messages import DataFromTrainer, DataOpened, DataTrained, DataWanted
-from training.trainer_link.engine_messages import (
+from p2pnode.overlay.environment import Log
+from p2pnode.training.supervisor.ending import unexpected_end
+from p2pnode.training.supervisor.launch import Launch
+from p2pnode.training.supervisor.process import OUTPUT_END_S, POLITE_S, OutputLog, TrainerProcess
+from p2pnode.training.supervisor.sender import SocketSender
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.data_messages import DataFromTrainer, DataOpened, DataTrained, DataWanted
+from p2pnode.training.trainer_link.engine_messages import (
     CallAnswered,
     EngineAsked,
     EngineOpened,
     EngineSaid,
     PullDone,
 )
-from training.trainer_link.interface import Evaluation, TrainerFailed, TrainerLeft
-from training.trainer_link.record_messages import (
+from p2pnode.training.trainer_link.interface import Evaluation, TrainerFailed, TrainerLeft
+from p2pnode.training.trainer_link.record_messages import (
     RecordsFromTrainer,
     RecordsOpened,
     RecordsTrained,

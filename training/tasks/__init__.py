@@ -8,7 +8,7 @@ from __future__ import annotations
 
 #: Names of the built-in tasks.
 BUILT_IN = {
-    "digits": "training.tasks.digits:Digits",
-    "mnist": "training.tasks.mnist:Mnist",
-    "text": "training.tasks.text:Text",
+    "digits": "p2pnode.training.tasks.digits:Digits",
+    "mnist": "p2pnode.training.tasks.mnist:Mnist",
+    "text": "p2pnode.training.tasks.text:Text",
 }

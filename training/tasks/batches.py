@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from training.tasks.task import TaskError
+from p2pnode.training.tasks.task import TaskError
 
 Indices = npt.NDArray[np.int64]
 

@@ -17,8 +17,8 @@ from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.tasks.batches import ShuffledBatches, divide, image_and_label
-from training.tasks.task import TaskError, TrainSpec, read_options
+from p2pnode.training.tasks.batches import ShuffledBatches, divide, image_and_label
+from p2pnode.training.tasks.task import TaskError, TrainSpec, read_options
 
 DATA = Path(__file__).with_name("data") / "digits.csv.gz"
 _TEST_EVERY = 5

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from training.tasks.task import TaskError
+from p2pnode.training.tasks.task import TaskError
 
 #: SHA-256 of the four files' content, uncompressed.
 KNOWN = {

@@ -20,9 +20,9 @@ from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.tasks import idx
-from training.tasks.batches import ShuffledBatches, divide, image_and_label
-from training.tasks.task import TaskError, TrainSpec, read_options
+from p2pnode.training.tasks import idx
+from p2pnode.training.tasks.batches import ShuffledBatches, divide, image_and_label
+from p2pnode.training.tasks.task import TaskError, TrainSpec, read_options
 
 _BRIGHTEST = 255.0
 _EVALUATION_BATCH = 500

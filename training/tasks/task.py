@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from training.errors import TrainingError
+from p2pnode.training.errors import TrainingError
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 

@@ -18,7 +18,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.tasks.task import TaskError, TrainSpec, read_options
+from p2pnode.training.tasks.task import TaskError, TrainSpec, read_options
 
 _BYTES = 256
 _MAX_EVALUATION_WINDOWS = 200

@@ -13,15 +13,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, end_with_daemon, report_failure
-from training.trainer_link import messages
-from training.trainer_link.interface import TrainerFailed, TrainerHello
-from training.trainer_link.shared_memory import map_vectors
+from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, end_with_daemon, report_failure
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello
+from p2pnode.training.trainer_link.shared_memory import map_vectors
 
 if TYPE_CHECKING:
-    from training.tasks.task import Task
-    from training.trainer.records.batches import RecordBatches
-    from training.trainer.runner import TaskRunner
+    from p2pnode.training.tasks.task import Task
+    from p2pnode.training.trainer.records.batches import RecordBatches
+    from p2pnode.training.trainer.runner import TaskRunner
 
 #: The exit code after a failure that was reported over the link.
 FAILED = 3
@@ -31,7 +31,7 @@ def main() -> int:
     """Serve one daemon; returns the exit code."""
     path = os.environ.get(messages.SOCKET_VARIABLE, "")
     if not path:
-        print("python -m training.trainer is started by p2pnode; use `p2pnode start`", file=sys.stderr)  # noqa: T201
+        print("python -m p2pnode.training.trainer is started by p2pnode; use `p2pnode start`", file=sys.stderr)  # noqa: T201
         return 2
     # Without its daemon the trainer must end at once, whatever it is doing.
     connection = DaemonConnection.connect(path, on_lost=lambda: os._exit(0))
@@ -52,10 +52,10 @@ def _serve(connection: DaemonConnection, start: messages.Start) -> None:
     try:
         import torch
 
-        from training.trainer.lazy_dynamo import import_later
-        from training.trainer.loading import build_task, resolve_device
-        from training.trainer.memory_estimate import host_bytes
-        from training.trainer.runner import TaskRunner
+        from p2pnode.training.trainer.lazy_dynamo import import_later
+        from p2pnode.training.trainer.loading import build_task, resolve_device
+        from p2pnode.training.trainer.memory_estimate import host_bytes
+        from p2pnode.training.trainer.runner import TaskRunner
     except ImportError as error:
         raise TrainerFailed(
             f"the trainer cannot import what it needs: {error}",
@@ -107,9 +107,9 @@ def _records(start: messages.Start, task: Task, connection: DaemonConnection) ->
     """The records of `[dispatch]`, if the task is to train on them."""
     if start.records is None:
         return None
-    from training.trainer.loading import user_code_errors
-    from training.trainer.records.batches import RecordBatches
-    from training.trainer.records.opening import open_tasks
+    from p2pnode.training.trainer.loading import user_code_errors
+    from p2pnode.training.trainer.records.batches import RecordBatches
+    from p2pnode.training.trainer.records.opening import open_tasks
 
     with user_code_errors(start.task, "decode()"):
         return RecordBatches(task, start.options, open_tasks(start.records, start.node_seed, connection))
@@ -128,8 +128,8 @@ class _Link:
 
 
 def _run_orders(connection: DaemonConnection, runner: TaskRunner) -> None:
-    from training.trainer.snapshot import CannotWrite
-    from training.trainer.state_writer import StateWriter
+    from p2pnode.training.trainer.snapshot import CannotWrite
+    from p2pnode.training.trainer.state_writer import StateWriter
 
     memory, descriptors = connection.receive_memory()
     vector, delta, *leaders = map_vectors(descriptors, memory.total)

@@ -17,33 +17,33 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from training.errors import TrainingError
-from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, report_failure
-from training.trainer.contract import ModelContract
-from training.trainer.device_turns import DeviceTurns, refuse_ranks
-from training.trainer.memory_estimate import host_bytes
-from training.trainer.metric_means import MetricMeans
-from training.trainer.model_description import ModelDescriber
-from training.trainer.rank_agreement import APART_HINT, RankAgreement, difference
-from training.trainer.rank_states import RankStates
-from training.trainer.ranks import Ranks, Turn
-from training.trainer.rounding import roundings
-from training.trainer.sampling.shared_data import SharedData
-from training.trainer.script_arguments import ScriptArguments
-from training.trainer.script_settings import NodeKnowledge, ScriptSettings
-from training.trainer.script_state import ScriptState
-from training.trainer.script_warnings import ScriptWarnings
-from training.trainer.signs_of_life import SignsOfLife
-from training.trainer.snapshot import CannotWrite
-from training.trainer.step_count import StepCount
-from training.trainer.swarm_data import SwarmData
-from training.trainer.value_entry import News, ValueEntry
-from training.trainer.vector import ModelVector
-from training.trainer.weight_loads import WeightLoads
-from training.trainer_link import messages
-from training.trainer_link.interface import StepReport, TrainerFailed, TrainerHello, Vector
-from training.trainer_link.shared_memory import map_vectors
-from training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, report_failure
+from p2pnode.training.trainer.contract import ModelContract
+from p2pnode.training.trainer.device_turns import DeviceTurns, refuse_ranks
+from p2pnode.training.trainer.memory_estimate import host_bytes
+from p2pnode.training.trainer.metric_means import MetricMeans
+from p2pnode.training.trainer.model_description import ModelDescriber
+from p2pnode.training.trainer.rank_agreement import APART_HINT, RankAgreement, difference
+from p2pnode.training.trainer.rank_states import RankStates
+from p2pnode.training.trainer.ranks import Ranks, Turn
+from p2pnode.training.trainer.rounding import roundings
+from p2pnode.training.trainer.sampling.shared_data import SharedData
+from p2pnode.training.trainer.script_arguments import ScriptArguments
+from p2pnode.training.trainer.script_settings import NodeKnowledge, ScriptSettings
+from p2pnode.training.trainer.script_state import ScriptState
+from p2pnode.training.trainer.script_warnings import ScriptWarnings
+from p2pnode.training.trainer.signs_of_life import SignsOfLife
+from p2pnode.training.trainer.snapshot import CannotWrite
+from p2pnode.training.trainer.step_count import StepCount
+from p2pnode.training.trainer.swarm_data import SwarmData
+from p2pnode.training.trainer.value_entry import News, ValueEntry
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer.weight_loads import WeightLoads
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.interface import StepReport, TrainerFailed, TrainerHello, Vector
+from p2pnode.training.trainer_link.shared_memory import map_vectors
+from p2pnode.training.trainer_link.step_messages import StepAnswer
 
 #: Rank 0 contacts waiting ranks this often, so that no collective times out during a long barrier.
 RANKS_WAIT_S = 30.0

@@ -16,12 +16,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from training.errors import TrainingError
-from training.trainer_link import messages
-from training.trainer_link.data_messages import DataGranted, DataKnown
-from training.trainer_link.interface import TrainerFailed
-from training.trainer_link.record_messages import RecordsGranted, SaveGranted
-from training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWanted
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.data_messages import DataGranted, DataKnown
+from p2pnode.training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer_link.record_messages import RecordsGranted, SaveGranted
+from p2pnode.training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWanted
 
 #: Progress is sent at most this often.
 PROGRESS_INTERVAL_S = 0.2

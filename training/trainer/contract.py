@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.trainer.schedule import Warn
-from training.trainer.vector import ModelVector, canonical_name, dtype_name, storage_key
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer.schedule import Warn
+from p2pnode.training.trainer.vector import ModelVector, canonical_name, dtype_name, storage_key
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 _INCLUDE = "p2pnode.attach or SwarmCallback with include_frozen=True"
 

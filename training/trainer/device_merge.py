@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.trainer.vector import ModelVector
-from training.trainer_link.interface import LeaderStep, MergeOrder, StepOrder, Vector
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer_link.interface import LeaderStep, MergeOrder, StepOrder, Vector
 
 
 class DeviceMerge:

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from training.trainer.connection import DaemonConnection
-from training.trainer.device_merge import DeviceMerge
-from training.trainer.leaders import LeaderPulls
-from training.trainer.recent_losses import RecentLosses
-from training.trainer.vector import ModelVector
-from training.trainer_link.interface import MergeOrder, StepOrder, TrainerFailed, Vector
-from training.trainer_link.messages import Start
-from training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.device_merge import DeviceMerge
+from p2pnode.training.trainer.leaders import LeaderPulls
+from p2pnode.training.trainer.recent_losses import RecentLosses
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder, TrainerFailed, Vector
+from p2pnode.training.trainer_link.messages import Start
+from p2pnode.training.trainer_link.step_messages import StepAnswer
 
 
 class DeviceTurns:

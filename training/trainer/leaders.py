@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.trainer.vector import ModelVector
-from training.trainer_link.interface import StepOrder, Vector
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer_link.interface import StepOrder, Vector
 
 
 class LeaderPulls:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -13,14 +12,13 @@ from typing import cast
 
 import torch
 
-from training.tasks import BUILT_IN
-from training.tasks.task import Task, TaskError, TrainSpec
-from training.trainer.connection import DaemonGone, StopAsked
-from training.trainer.snapshot import seed_all
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.tasks import BUILT_IN
+from p2pnode.training.tasks.task import Task, TaskError, TrainSpec
+from p2pnode.training.trainer.connection import DaemonGone, StopAsked
+from p2pnode.training.trainer.snapshot import seed_all
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 _METHODS = ("build", "batches", "loss", "evaluate")
-_OUR_PACKAGES = ("overlay", "p2pnode", "training")
 
 
 def resolve_device(device: str) -> str:
@@ -54,7 +52,7 @@ def load_task(name: str) -> type[Task]:
         module = importlib.import_module(module_name)
     except Exception as error:
         traceback.print_exc()
-        raise _not_imported(name, module_name, error) from error
+        raise _not_imported(name, error) from error
     found: object = module
     for part in class_name.split("."):
         found = getattr(found, part, None)
@@ -88,7 +86,7 @@ def build_task(
     if not isinstance(spec, TrainSpec):
         raise TrainerFailed(
             f"build() of the task {name} returned {type(spec).__name__}, not a TrainSpec",
-            "return training.tasks.task.TrainSpec(model, optimizer)",
+            "return p2pnode.training.tasks.task.TrainSpec(model, optimizer)",
             fatal=True,
         )
     if spec.accumulate < 1:
@@ -130,18 +128,7 @@ def _import_from_here() -> None:
         sys.path.insert(0, here)
 
 
-def _not_imported(name: str, module_name: str, error: Exception) -> TrainerFailed:
-    missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
-    for package in _OUR_PACKAGES:
-        folder = Path.cwd() / package
-        is_users = folder.is_dir() and folder.resolve() != (Path(__file__).parents[2] / package).resolve()
-        is_imported = missing.split(".")[0] == package or module_name.split(".")[0] == package
-        if is_users and is_imported:
-            return TrainerFailed(
-                f'training.task = "{name}" does not import: the folder {folder} has the name of a package of p2pnode',
-                f"rename the folder {package}{os.sep} and the imports of it",
-                fatal=True,
-            )
+def _not_imported(name: str, error: Exception) -> TrainerFailed:
     hint = f"Python looks in {Path.cwd()} and on PYTHONPATH; the traceback is in trainer.log, in the state directory"
     return TrainerFailed(
         f'training.task = "{name}" does not import: {type(error).__name__}: {_first_line(error)}', hint, fatal=True

@@ -14,11 +14,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from training.model_file import DTYPES, VECTOR_DTYPES, TensorInfo, file_pieces, fixed_name
-from training.trainer.schedule import Warn
-from training.trainer.snapshot import CannotWrite, write_whole
-from training.trainer.vector import ModelVector, bare_model, canonical_name, dtype_name, storage_key, tensors_digest
-from training.trainer_link.interface import ModelDescription, TensorSource
+from p2pnode.training.model_file import DTYPES, VECTOR_DTYPES, TensorInfo, file_pieces, fixed_name
+from p2pnode.training.trainer.schedule import Warn
+from p2pnode.training.trainer.snapshot import CannotWrite, write_whole
+from p2pnode.training.trainer.vector import (
+    ModelVector,
+    bare_model,
+    canonical_name,
+    dtype_name,
+    storage_key,
+    tensors_digest,
+)
+from p2pnode.training.trainer_link.interface import ModelDescription, TensorSource
 
 #: A trainer that says nothing for ten seconds counts as hung.
 ALIVE_INTERVAL_S = 1.0

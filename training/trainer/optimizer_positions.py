@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.trainer.schedule_free import is_schedule_free
+from p2pnode.training.trainer.schedule_free import is_schedule_free
 
 #: State with these names is where the training began.
 _STAYS = frozenset({"p0"})

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.trainer.script_arguments import ScriptArguments
+from p2pnode.training.trainer.script_arguments import ScriptArguments
 
 #: Of so many parameters, spread over the model, so many values are compared.
 TENSORS = 4

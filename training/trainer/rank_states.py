@@ -18,12 +18,12 @@ from typing import Any
 
 from torch import Tensor
 
-from training.trainer import snapshot
-from training.trainer.checksums import checksum
-from training.trainer.ranks import Ranks
-from training.trainer.state_writer import StateWriter, tensor_bytes, tensors_of
-from training.trainer_link import messages
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer import snapshot
+from p2pnode.training.trainer.checksums import checksum
+from p2pnode.training.trainer.ranks import Ranks
+from p2pnode.training.trainer.state_writer import StateWriter, tensor_bytes, tensors_of
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 
 class RankStates:

@@ -15,9 +15,9 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from training.trainer.connection import DaemonGone
-from training.trainer.vector import ModelVector
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer.connection import DaemonGone
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 Shared = TypeVar("Shared")
 

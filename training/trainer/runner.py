@@ -17,24 +17,31 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from training.tasks.task import Task, TrainSpec
-from training.trainer import snapshot
-from training.trainer.contract import ModelContract
-from training.trainer.device_merge import DeviceMerge
-from training.trainer.leaders import LeaderPulls
-from training.trainer.loading import user_code_errors
-from training.trainer.model_description import ModelDescriber
-from training.trainer.recent_losses import RecentLosses
-from training.trainer.records.batches import RecordBatches
-from training.trainer.rounding import roundings
-from training.trainer.schedule import Warn
-from training.trainer.script_arguments import ScriptArguments, require_model
-from training.trainer.value_entry import News, ValueEntry
-from training.trainer.vector import ModelVector
-from training.trainer.weight_loads import WeightLoads
-from training.trainer_link.interface import Evaluation, ModelDescription, StepOrder, StepReport, TrainerFailed, Vector
-from training.trainer_link.messages import ValuesArrived
-from training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.tasks.task import Task, TrainSpec
+from p2pnode.training.trainer import snapshot
+from p2pnode.training.trainer.contract import ModelContract
+from p2pnode.training.trainer.device_merge import DeviceMerge
+from p2pnode.training.trainer.leaders import LeaderPulls
+from p2pnode.training.trainer.loading import user_code_errors
+from p2pnode.training.trainer.model_description import ModelDescriber
+from p2pnode.training.trainer.recent_losses import RecentLosses
+from p2pnode.training.trainer.records.batches import RecordBatches
+from p2pnode.training.trainer.rounding import roundings
+from p2pnode.training.trainer.schedule import Warn
+from p2pnode.training.trainer.script_arguments import ScriptArguments, require_model
+from p2pnode.training.trainer.value_entry import News, ValueEntry
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer.weight_loads import WeightLoads
+from p2pnode.training.trainer_link.interface import (
+    Evaluation,
+    ModelDescription,
+    StepOrder,
+    StepReport,
+    TrainerFailed,
+    Vector,
+)
+from p2pnode.training.trainer_link.messages import ValuesArrived
+from p2pnode.training.trainer_link.step_messages import StepAnswer
 
 #: A scaler that starts at 2^16 and halves needs at most sixteen skipped steps; more mean that it finds no scale.
 MAX_SKIPPED = 50

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 #: Optimiser steps before the script's own calls are compared.
 MIN_STEPS = 4

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 
 class ScheduleFree:

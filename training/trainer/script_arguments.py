@@ -13,12 +13,12 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from training.trainer.accelerated import bare_optimizer, bare_scheduler
-from training.trainer.rank_states import optimizer_state
-from training.trainer.schedule import Schedule, Warn
-from training.trainer.script_warnings import ScriptWarnings
-from training.trainer.weight_loads import OnLoad
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer.accelerated import bare_optimizer, bare_scheduler
+from p2pnode.training.trainer.rank_states import optimizer_state
+from p2pnode.training.trainer.schedule import Schedule, Warn
+from p2pnode.training.trainer.script_warnings import ScriptWarnings
+from p2pnode.training.trainer.weight_loads import OnLoad
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 #: What code of ours reads or calls of an optimiser. DeepSpeed's and Megatron's are no `torch.optim.Optimizer`.
 _OF_OPTIMIZER = ("param_groups", "state_dict", "load_state_dict")

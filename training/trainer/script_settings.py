@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.trainer.loading import resolve_device
-from training.trainer_link.messages import Start
+from p2pnode.training.trainer.loading import resolve_device
+from p2pnode.training.trainer_link.messages import Start
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from training.trainer import snapshot
-from training.trainer.sampling.shared_data import SharedData
-from training.trainer.schedule import Warn
-from training.trainer.script_arguments import ScriptArguments
-from training.trainer.unshared_tensors import UnsharedTensors
-from training.trainer.weight_loads import WeightLoads
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer import snapshot
+from p2pnode.training.trainer.sampling.shared_data import SharedData
+from p2pnode.training.trainer.schedule import Warn
+from p2pnode.training.trainer.script_arguments import ScriptArguments
+from p2pnode.training.trainer.unshared_tensors import UnsharedTensors
+from p2pnode.training.trainer.weight_loads import WeightLoads
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 
 class ScriptState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from training.trainer_link import messages
+from p2pnode.training.trainer_link import messages
 
 
 class ScriptWarnings:

@@ -6,8 +6,8 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from training.trainer.connection import DaemonConnection, DaemonGone
-from training.trainer_link import messages
+from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone
+from p2pnode.training.trainer_link import messages
 
 #: `swarm.alive()` sends at most this often.
 ALIVE_INTERVAL_S = 0.2

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.errors import TrainingError
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 #: 2: lists of optimisers and schedules.
 FORMAT = 2

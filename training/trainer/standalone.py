@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 import torch
 
-from training.trainer.lazy_dynamo import import_later
-from training.trainer.loading import build_task, resolve_device
-from training.trainer.runner import TaskRunner
-from training.trainer_link.interface import StepOrder, TrainerFailed
-from training.trainer_link.messages import DeltaSent, ValuesArrived
+from p2pnode.training.trainer.lazy_dynamo import import_later
+from p2pnode.training.trainer.loading import build_task, resolve_device
+from p2pnode.training.trainer.runner import TaskRunner
+from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
+from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
 
 
 def train_alone(
@@ -63,7 +63,9 @@ def train_alone(
 
 def main() -> int:
     """Exit code 0, or 8 with one sentence on standard error (docs/config.md)."""
-    parser = argparse.ArgumentParser(prog="python -m training.trainer.standalone", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m p2pnode.training.trainer.standalone", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--task", required=True)
     parser.add_argument("--options", default="{}", help="JSON, as [training.options]")
     parser.add_argument("--data-dir", default="")

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.trainer import snapshot
-from training.trainer.connection import DaemonGone
-from training.trainer.snapshot import CannotWrite
-from training.trainer_link import messages
-from training.trainer_link.shared_memory import available_memory_bytes
+from p2pnode.training.trainer import snapshot
+from p2pnode.training.trainer.connection import DaemonGone
+from p2pnode.training.trainer.snapshot import CannotWrite
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.shared_memory import available_memory_bytes
 
 #: A copy may take this much of the free memory; the rest is for the next step.
 MEMORY_SHARE = 0.5

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.trainer.script_warnings import ScriptWarnings
+from p2pnode.training.trainer.script_warnings import ScriptWarnings
 
 #: After so many calls without a step the weights are compared, and again after twice as many.
 FIRST_LOOK = 8

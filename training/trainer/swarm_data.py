@@ -10,10 +10,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from training.trainer.records.record_draws import Decode
-from training.trainer.sampling.sampler import SwarmSampler
-from training.trainer.sampling.shard import SwarmShard
-from training.trainer.sampling.shared_data import SharedData
+from p2pnode.training.trainer.records.record_draws import Decode
+from p2pnode.training.trainer.sampling.sampler import SwarmSampler
+from p2pnode.training.trainer.sampling.shard import SwarmShard
+from p2pnode.training.trainer.sampling.shared_data import SharedData
 
 #: How long a node may save that asked for it, unless it says otherwise.
 SAVE_S = 60.0

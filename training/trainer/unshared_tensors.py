@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from training.trainer.checksums import checksum
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer.checksums import checksum
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 #: Buffers of these types are averaged.
 AVERAGED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

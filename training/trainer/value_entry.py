@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.shards.delta_range import is_delta_in_range
-from training.trainer.ranks import Ranks
-from training.trainer.vector import ModelVector
-from training.trainer.weight_loads import WeightLoads
-from training.trainer_link.interface import Vector
-from training.trainer_link.messages import DeltaSent, ValuesArrived
+from p2pnode.training.shards.delta_range import is_delta_in_range
+from p2pnode.training.trainer.ranks import Ranks
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer.weight_loads import WeightLoads
+from p2pnode.training.trainer_link.interface import Vector
+from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
 
 News = DeltaSent | ValuesArrived
 

@@ -16,10 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from training.layout import Layout, LayoutEntry
-from training.model_file import digest_head
-from training.trainer.unshared_tensors import UnsharedTensors, is_averaged
-from training.trainer_link.interface import TrainerFailed, Vector
+from p2pnode.training.layout import Layout, LayoutEntry
+from p2pnode.training.model_file import digest_head
+from p2pnode.training.trainer.unshared_tensors import UnsharedTensors, is_averaged
+from p2pnode.training.trainer_link.interface import TrainerFailed, Vector
 
 #: Parts of names that wrappers insert: `torch.compile`, activation checkpointing.
 _WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})

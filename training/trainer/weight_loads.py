@@ -13,11 +13,11 @@ from typing import Any
 
 from torch.optim import LBFGS
 
-from training.trainer.optimizer_positions import OptimizerPositions, with_inner
-from training.trainer.own_copies import TURNS, OwnCopies
-from training.trainer.schedule_free import ScheduleFree
-from training.trainer.vector import ModelVector
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer.optimizer_positions import OptimizerPositions, with_inner
+from p2pnode.training.trainer.own_copies import TURNS, OwnCopies
+from p2pnode.training.trainer.schedule_free import ScheduleFree
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 OnLoad = Callable[[], object]
 

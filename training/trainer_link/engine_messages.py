@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from training.errors import TrainingError
+from p2pnode.training.errors import TrainingError
 
 Number = Annotated[int, Meta(ge=0, le=1 << 48)]
 Timestamp = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]

@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from training.errors import TrainingError
-from training.failures import cause_of
-from training.layout import Layout
-from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from training.trainer_link.engine_messages import EngineFromDaemon, EngineOpened, EngineSaid
-from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.failures import cause_of
+from p2pnode.training.layout import Layout
+from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from p2pnode.training.trainer_link.engine_messages import EngineFromDaemon, EngineOpened, EngineSaid
+from p2pnode.training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
 
 Vector = npt.NDArray[np.float32]
 

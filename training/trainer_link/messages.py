@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from training.errors import TrainingError
-from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from training.trainer_link.engine_messages import EngineFromDaemon, EngineFromScript
-from training.trainer_link.interface import (
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from p2pnode.training.trainer_link.engine_messages import EngineFromDaemon, EngineFromScript
+from p2pnode.training.trainer_link.interface import (
     Evaluation,
     MergeOrder,
     ModelDescription,
@@ -28,8 +28,8 @@ from training.trainer_link.interface import (
     StepReport,
     TrainerHello,
 )
-from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer, RecordSource
-from training.trainer_link.step_messages import StepAnswered, StepWanted
+from p2pnode.training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer, RecordSource
+from p2pnode.training.trainer_link.step_messages import StepAnswered, StepWanted
 
 #: Environment variables for the trainer: the path of the socket, and the daemon's process id.
 SOCKET_VARIABLE = "P2PNODE_TRAINER_SOCKET"

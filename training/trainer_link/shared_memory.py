@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overlay.system import claim
-from training.trainer_link.interface import TrainerFailed, Vector
+from p2pnode.overlay.system import claim
+from p2pnode.training.trainer_link.interface import TrainerFailed, Vector
 
 _FLOAT32_BYTES = 4
 

@@ -16,26 +16,26 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from overlay.environment import Environment
-from overlay.peers import Contact
-from overlay.transport import TransportError
-from training.cooperative import VALUES_PER_UPDATE, LoopYielder
-from training.encoding.frames import FrameReader, Part, blob_framed_bytes, blob_frames, sized
-from training.exchange.counters import Counters
-from training.exchange.directory import PARTNER_TIMEOUT_S, OwnerDirectory
-from training.exchange.messages import PushResult
-from training.exchange.owner.replication import DeltaReplicator
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.run_state import RunState
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
-from training.shards.value_batch import KeyUpdate
-from training.shards.value_updates import wrong_timestamp
-from training.values.encoding import MAX_KEY_BYTES, MAX_VALUE_BYTES, InvalidKey, ValueNotEncodable, decode_key
-from training.values.owner import (
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.cooperative import VALUES_PER_UPDATE, LoopYielder
+from p2pnode.training.encoding.frames import FrameReader, Part, blob_framed_bytes, blob_frames, sized
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.directory import PARTNER_TIMEOUT_S, OwnerDirectory
+from p2pnode.training.exchange.messages import PushResult
+from p2pnode.training.exchange.owner.replication import DeltaReplicator
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.value_batch import KeyUpdate
+from p2pnode.training.shards.value_updates import wrong_timestamp
+from p2pnode.training.values.encoding import MAX_KEY_BYTES, MAX_VALUE_BYTES, InvalidKey, ValueNotEncodable, decode_key
+from p2pnode.training.values.owner import (
     MAX_ITEMS,
     ReadResult,
     ReadValues,
@@ -44,9 +44,9 @@ from training.values.owner import (
     UpdateValuesAnswer,
     ValueHandler,
 )
-from training.values.rounds import LATER, ValueRounds
-from training.values.shard_tasks import ShardTasks
-from training.values.store import EncodedPull, EncodedUpdate, EncodedValue, StoreUnavailable, UpdateFailed
+from p2pnode.training.values.rounds import LATER, ValueRounds
+from p2pnode.training.values.shard_tasks import ShardTasks
+from p2pnode.training.values.store import EncodedPull, EncodedUpdate, EncodedValue, StoreUnavailable, UpdateFailed
 
 #: A call gives up after this long: longer than it takes to replace a dead owner, and to wait for a script.
 TIMEOUT_S = 30.0

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from training.errors import TrainingError
+from p2pnode.training.errors import TrainingError
 
 #: Bytes of a key, as UTF-8 for text.
 MAX_KEY_BYTES = 256

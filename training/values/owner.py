@@ -13,26 +13,26 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from overlay.peers import Contact
-from overlay.transport import Buffer, Response
-from training.cooperative import VALUES_PER_ROW, VALUES_PER_UPDATE, LoopYielder
-from training.encoding.frames import BadFrame, FrameReader, Part, read_blob
-from training.exchange.counters import Counters
-from training.exchange.messages import PushResult, encode, record_frames
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.replication import lacks_backup, not_owned
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.run_state import RunState
-from training.exchange.store.records import Owned
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.exchange.terms import MAX_SHARDS, ZERO_TERM, Fence, ShardIndex, Term
-from training.shards.applied import DeltaId
-from training.shards.value_batch import KeyUpdate
-from training.values.encoding import MAX_KEY_BYTES, MAX_VALUE_BYTES
-from training.values.rounds import LATER, ValueRounds, result_of, table_of
-from training.values.script_pulls import Waiting
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer, Response
+from p2pnode.training.cooperative import VALUES_PER_ROW, VALUES_PER_UPDATE, LoopYielder
+from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, read_blob
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.messages import PushResult, encode, record_frames
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.exchange.owner.replication import lacks_backup, not_owned
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.store.records import Owned
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.exchange.terms import MAX_SHARDS, ZERO_TERM, Fence, ShardIndex, Term
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.value_batch import KeyUpdate
+from p2pnode.training.values.encoding import MAX_KEY_BYTES, MAX_VALUE_BYTES
+from p2pnode.training.values.rounds import LATER, ValueRounds, result_of, table_of
+from p2pnode.training.values.script_pulls import Waiting
 
 #: An encoded key; of an empty one there is no value.
 EncodedKey = Annotated[bytes, Meta(max_length=MAX_KEY_BYTES + 1)]

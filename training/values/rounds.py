@@ -16,25 +16,25 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from overlay.environment import Environment
-from training.cooperative import VALUES_PER_UPDATE, LoopYielder
-from training.exchange.counters import Counters
-from training.exchange.messages import Push, PushResult
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.replication import DeltaReplicator, not_owned
-from training.exchange.run_state import RunState
-from training.exchange.store.records import Owned
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import Term
-from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
-from training.shards.value_batch import MAX_BATCH_BYTES, MAX_UPDATES, KeyUpdate, ValueBatch, encode_batch
-from training.shards.value_table import ValueTable
-from training.shards.value_updates import applied, is_built_in, pulled
-from training.values.encoding import decode_key
-from training.values.script_pulls import SCRIPT_RETRY_S, PullOutcome, ScriptPulls, Waiting
-from training.values.shard_tasks import ShardTasks
-from training.values.store import EncodedPull, EncodedValue
+from p2pnode.overlay.environment import Environment
+from p2pnode.training.cooperative import VALUES_PER_UPDATE, LoopYielder
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.messages import Push, PushResult
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.exchange.owner.replication import DeltaReplicator, not_owned
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.store.records import Owned
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.value_batch import MAX_BATCH_BYTES, MAX_UPDATES, KeyUpdate, ValueBatch, encode_batch
+from p2pnode.training.shards.value_table import ValueTable
+from p2pnode.training.shards.value_updates import applied, is_built_in, pulled
+from p2pnode.training.values.encoding import decode_key
+from p2pnode.training.values.script_pulls import SCRIPT_RETRY_S, PullOutcome, ScriptPulls, Waiting
+from p2pnode.training.values.shard_tasks import ShardTasks
+from p2pnode.training.values.store import EncodedPull, EncodedValue
 
 FIRST_RETRY_S, MAX_RETRY_S = 0.02, 0.5
 #: A shard to which nothing was added for this long sends its backup an empty batch.

@@ -12,12 +12,19 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
-from overlay.environment import Clock
-from training.exchange.messages import PushResult
-from training.shards.applied import DeltaId
-from training.shards.value_batch import MAX_BATCH_BYTES, KeyUpdate
-from training.shards.value_updates import cut, wrong_result
-from training.values.store import EncodedPull, EncodedResult, EncodedUpdate, EncodedValue, PullFailed, ScriptGone
+from p2pnode.overlay.environment import Clock
+from p2pnode.training.exchange.messages import PushResult
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.value_batch import MAX_BATCH_BYTES, KeyUpdate
+from p2pnode.training.shards.value_updates import cut, wrong_result
+from p2pnode.training.values.store import (
+    EncodedPull,
+    EncodedResult,
+    EncodedUpdate,
+    EncodedValue,
+    PullFailed,
+    ScriptGone,
+)
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
 
-from overlay.environment import Environment
+from p2pnode.overlay.environment import Environment
 
 #: Requests under way to one receiver. The next begins when the one before has its answer, or after this.
 AT_ONCE, STAGGER_S = 3, 0.01

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from training.errors import TrainingError
-from training.values.encoding import Key
-from training.values.reducers import Reducer
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.values.encoding import Key
+from p2pnode.training.values.reducers import Reducer
 
 
 class Stamped(NamedTuple):

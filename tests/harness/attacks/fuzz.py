@@ -20,17 +20,17 @@ from typing import Any
 
 import msgspec
 
-from overlay.addresses import Address
-from overlay.bootstrap import hello
-from overlay.envelope import Envelope
-from overlay.kademlia import messages
-from overlay.kademlia.calls import MAX_OUTSTANDING
-from overlay.membership.identity_conflict import MAX_REPORTED
-from overlay.membership.responder import MAX_PINGS_FOR_OTHERS
-from overlay.membership.verification_limit import MAX_CONCURRENT_VERIFICATIONS, MAX_PAUSED
-from overlay.overlay import Overlay
-from overlay.peers import Heartbeat
-from overlay.transport import MAX_DATAGRAM_BYTES, Request, RequestRejected
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.bootstrap import hello
+from p2pnode.overlay.envelope import Envelope
+from p2pnode.overlay.kademlia import messages
+from p2pnode.overlay.kademlia.calls import MAX_OUTSTANDING
+from p2pnode.overlay.membership.identity_conflict import MAX_REPORTED
+from p2pnode.overlay.membership.responder import MAX_PINGS_FOR_OTHERS
+from p2pnode.overlay.membership.verification_limit import MAX_CONCURRENT_VERIFICATIONS, MAX_PAUSED
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.overlay.peers import Heartbeat
+from p2pnode.overlay.transport import MAX_DATAGRAM_BYTES, Request, RequestRejected
 from tests.harness.swarms.overlay_swarm import GENESIS, PORT, OverlayWorld, endpoint
 
 NODES = 5

@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from overlay.peers import Contact
-from overlay.transport import Buffer, ReceivedResponse, Response, TransportError
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer, ReceivedResponse, Response, TransportError
+from p2pnode.training.encoding.frames import HEADER_BYTES, Part, frames
+from p2pnode.training.exchange import messages as steps
+from p2pnode.training.exchange import ownership_messages as moves
+from p2pnode.training.exchange.messages import decode, encode, record_frames
 from tests.harness.attacks.typed_values import Typed
 from tests.harness.swarms.exchange_overlay import collected
 from tests.harness.swarms.exchange_swarm import GENESIS, Member, World
-from training.encoding.frames import HEADER_BYTES, Part, frames
-from training.exchange import messages as steps
-from training.exchange import ownership_messages as moves
-from training.exchange.messages import decode, encode, record_frames
 
 SHARDS, VALUES = 4, 16
 

@@ -22,17 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from overlay.transport import TransportError
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.exchange import ownership_messages as moves
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.messages import decode, encode
+from p2pnode.training.exchange.store import state_files
+from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.exchange.store.state_stream import describe
+from p2pnode.training.settings import ExchangeSettings
 from tests.harness.attacks.lies import KINDS, SHARDS, VALUES, LyingMember, Tally
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.exchange_swarm import GENESIS, Member, World
-from training.exchange import ownership_messages as moves
-from training.exchange.exchange import Exchange
-from training.exchange.messages import decode, encode
-from training.exchange.store import state_files
-from training.exchange.store.records import StoredState
-from training.exchange.store.state_stream import describe
-from training.settings import ExchangeSettings
 
 BOUNDS = [(shard * VALUES // SHARDS, (shard + 1) * VALUES // SHARDS) for shard in range(SHARDS)]
 HONEST, LIAR = ("a", "b", "c"), "liar"

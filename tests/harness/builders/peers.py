@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from overlay.addresses import Address
-from overlay.ids import random_id
-from overlay.peers import Contact, Heartbeat
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.ids import random_id
+from p2pnode.overlay.peers import Contact, Heartbeat
 
 
 def ids(count: int, seed: int = 1) -> list[bytes]:

@@ -6,8 +6,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from training.dispatch.recordio import Compressor, RecordWriter, read_index
-from training.trainer_link.record_messages import (
+from p2pnode.training.dispatch.recordio import Compressor, RecordWriter, read_index
+from p2pnode.training.trainer_link.record_messages import (
     RecordChunk,
     RecordsGranted,
     RecordsTrained,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
-from training.dispatch.recordio import Compressor, RecordWriter
+from p2pnode.training.dispatch.recordio import Compressor, RecordWriter
 
 
 def encode(records: Sequence[bytes], compressor: Compressor) -> bytes:

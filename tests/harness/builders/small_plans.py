@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from training.settings import BarrierSettings
-from training.simulation.model.plan import Plan
-from training.simulation.model.step_times import parse_step_times, parse_stragglers
+from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.simulation.model.plan import Plan
+from p2pnode.training.simulation.model.step_times import parse_step_times, parse_stragglers
 
 SEED = 3
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from overlay.addresses import Address
-from overlay.peers import Contact
-from training.exchange.store.records import BufferedDelta
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import Term
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.state import ShardState
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.exchange.store.records import BufferedDelta
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
 
 SUM = Rule(outer_lr=1.0, outer_momentum=0.0)
 #: Sixteen values in four shards; the last six values are buffers.

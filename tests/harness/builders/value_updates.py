@@ -7,10 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from training.shards.value_batch import KeyUpdate, ValueBatch
-from training.shards.value_table import ValueTable
-from training.shards.value_updates import applied
-from training.values.encoding import decode_value, encode_key, encode_value
+from p2pnode.training.shards.value_batch import KeyUpdate, ValueBatch
+from p2pnode.training.shards.value_table import ValueTable
+from p2pnode.training.shards.value_updates import applied
+from p2pnode.training.values.encoding import decode_value, encode_key, encode_value
 
 NODE, OTHER = b"n" * 20, b"o" * 20
 ROOM = 1 << 30

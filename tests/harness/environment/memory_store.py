@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from training.dispatch.store import MAX_BYTES, MAX_ROWS, StoreLost
+from p2pnode.training.dispatch.store import MAX_BYTES, MAX_ROWS, StoreLost
 
 
 @dataclass(slots=True)

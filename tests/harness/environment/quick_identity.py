@@ -15,9 +15,9 @@ import hashlib
 from collections.abc import Iterator
 from unittest import mock
 
-from overlay import identity
-from overlay.identity import Identity
-from overlay.ids import node_id_of
+from p2pnode.overlay import identity
+from p2pnode.overlay.identity import Identity
+from p2pnode.overlay.ids import node_id_of
 
 
 class _QuickIdentity(Identity):

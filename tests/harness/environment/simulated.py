@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from overlay.environment import Clock, Disk, Entropy, Environment, Executor, Log
+from p2pnode.overlay.environment import Clock, Disk, Entropy, Environment, Executor, Log
 from tests.harness.environment.virtual_loop import START_S
 
 P = ParamSpec("P")

@@ -31,12 +31,12 @@ import sys
 import time
 from functools import partial
 
+from p2pnode.training.shards.robust import Robust
 from tests.harness.environment.simulated import digest
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.histories.conservation_plan import Tally
 from tests.harness.histories.history_checks import HistoryChecks
 from tests.harness.swarms.exchange_swarm import Links
-from training.shards.robust import Robust
 
 #: Steps of every worker after all nodes have been switched off and on.
 STEPS_AFTER = 3

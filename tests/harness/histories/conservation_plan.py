@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.robust import Robust
 from tests.harness.swarms.exchange_swarm import Links
-from training.encoding.codecs import CodecName, Vector
-from training.settings import ExchangeSettings
-from training.shards.robust import Robust
 
 SHARDS = 4
 VALUES = 16

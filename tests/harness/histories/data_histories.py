@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from training.sharing.member import DataMember
-from training.sharing.messages import ShareData
-from training.trainer_link.data_messages import UNKNOWN, Claim, DataShape, DataState, PartitionTrained
+from p2pnode.training.sharing.member import DataMember
+from p2pnode.training.sharing.messages import ShareData
+from p2pnode.training.trainer_link.data_messages import UNKNOWN, Claim, DataShape, DataState, PartitionTrained
 
 #: A request without an answer has failed after this long.
 TIMEOUT_S = 1.0

@@ -27,18 +27,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from training.codec_choice import LEAST_LOSSY
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
-from training.exchange.exchange import Exchange
-from training.exchange.messages import Forward, Push, PushResult, decode
-from training.exchange.own_deltas import Delivery
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.store.records import BufferedDelta
-from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import is_plain
-from training.shards.state import ShardState
+from p2pnode.training.codec_choice import LEAST_LOSSY
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.messages import Forward, Push, PushResult, decode
+from p2pnode.training.exchange.own_deltas import Delivery
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.exchange.store.records import BufferedDelta
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import is_plain
+from p2pnode.training.shards.state import ShardState
 
 Exact = npt.NDArray[np.float64]
 Key = tuple[int, DeltaId]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from p2pnode.training.trainer_link.interface import Vector
 from tests.harness.swarms.swarm import Host, Swarm
-from training.trainer_link.interface import Vector
 
 
 @dataclass

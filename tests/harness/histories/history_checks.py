@@ -6,15 +6,15 @@ import asyncio
 
 import numpy as np
 
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.pull_codecs import WHOLE, pull_codec
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.store.replica import NO_POSITION, Position
+from p2pnode.training.shards.state import ShardState
 from tests.harness.histories.conservation_plan import SHARDS
 from tests.harness.histories.history_faults import HistoryFaults
 from tests.harness.swarms.exchange_swarm import Member
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
-from training.encoding.pull_codecs import WHOLE, pull_codec
-from training.exchange.exchange import Exchange
-from training.exchange.store.replica import NO_POSITION, Position
-from training.shards.state import ShardState
 
 #: Within this time after the last fault every shard has an owner and a backup, and no delta is in an outbox.
 QUIET_S = 30.0

@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.store.records import Owned
+from p2pnode.training.shards.robust import Robust
 from tests.harness.environment.simulated import Record
 from tests.harness.environment.virtual_loop import START_S
 from tests.harness.histories.conservation_plan import SHARDS
 from tests.harness.histories.history_nodes import HistoryNodes
 from tests.harness.swarms.exchange_swarm import GENESIS, Member, World
-from training.exchange.exchange import Exchange
-from training.exchange.store.records import Owned
-from training.shards.robust import Robust
 
 
 class HistoryFaults(HistoryNodes):

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overlay.transport import TransportError
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.codec_choice import CHOICES, LineFacts
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.messages import PushResult
+from p2pnode.training.exchange.own_deltas import Delivery
+from p2pnode.training.exchange.store import state_files
+from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.layout import shard_bounds
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.robust import Robust
 from tests.harness.histories.conservation_plan import SHARDS, VALUES, Plan, Tally, delta_of
 from tests.harness.histories.delta_ledger import Ledger, Sent
 from tests.harness.histories.progress_clocks import STEP_MOST_S, ProgressClocks
 from tests.harness.swarms.exchange_swarm import Member, World
-from training.codec_choice import CHOICES, LineFacts
-from training.encoding.codecs import Vector
-from training.exchange.exchange import Exchange
-from training.exchange.messages import PushResult
-from training.exchange.own_deltas import Delivery
-from training.exchange.store import state_files
-from training.exchange.store.records import StoredState
-from training.exchange.terms import Term
-from training.layout import shard_bounds
-from training.shards.applied import DeltaId
-from training.shards.robust import Robust
 
 #: What the trainer leaves in its memory when a push has ended.
 OVERWRITTEN = 777.0

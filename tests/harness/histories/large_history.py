@@ -31,8 +31,16 @@ from typing import Any
 
 import numpy as np
 
-from overlay.peers import Activity
-from overlay.transport import TransportError
+from p2pnode.overlay.peers import Activity
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.barriers.predicates import make_barrier
+from p2pnode.training.barriers.waiter import BarrierWaiter
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.messages import PushResult
+from p2pnode.training.exchange.own_deltas import Delivery
+from p2pnode.training.layout import shard_bounds
+from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.shards.applied import DeltaId
 from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.histories.delta_ledger import Sent
@@ -41,14 +49,6 @@ from tests.harness.histories.large_replicas import LargeReplicas, owners_of
 from tests.harness.histories.progress_clocks import STEP_MOST_S, ProgressClocks
 from tests.harness.histories.view_ledger import ViewLedger
 from tests.harness.swarms.exchange_swarm import Links, Member, World
-from training.barriers.predicates import make_barrier
-from training.barriers.waiter import BarrierWaiter
-from training.exchange.exchange import Exchange
-from training.exchange.messages import PushResult
-from training.exchange.own_deltas import Delivery
-from training.layout import shard_bounds
-from training.settings import BarrierSettings
-from training.shards.applied import DeltaId
 
 #: So long until all have joined and the shards have spread; and until all is quiet after the last step.
 SPREAD_S, QUIET_S = 300.0, 60.0

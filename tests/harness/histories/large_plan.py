@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from training.settings import ExchangeSettings
+from p2pnode.training.settings import ExchangeSettings
 
 
 @dataclass(frozen=True)

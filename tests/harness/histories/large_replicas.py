@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from p2pnode.training.encoding import codecs
+from p2pnode.training.exchange.exchange import Exchange
 from tests.harness.histories.delta_ledger import Ledger
-from training.encoding import codecs
-from training.exchange.exchange import Exchange
 
 
 def owners_of(exchanges: dict[str, Exchange]) -> dict[int, str]:

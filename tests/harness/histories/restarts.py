@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from p2pnode.training import checkpoint
+from p2pnode.training.layout import shard_bounds
+from p2pnode.training.trainer_link.interface import StepOrder
 from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential, initial_vector, plain_layout
-from training import checkpoint
-from training.layout import shard_bounds
-from training.trainer_link.interface import StepOrder
 
 NODES = 5
 SHARDS = 4

@@ -22,18 +22,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.harness.environment.simulated import digest
-from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.histories.conservation import History
-from tests.harness.histories.conservation_plan import SHARDS, Tally
-from tests.harness.histories.delta_ledger import Sent
-from tests.harness.swarms.decoded_values import DecodedValues
-from tests.harness.swarms.exchange_swarm import Member, World
-from training.exchange.exchange import Exchange
-from training.exchange.store import state_files
-from training.exchange.store.records import StoredState
-from training.values.encoding import decode_key, decode_value, encode_value
-from training.values.store import (
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.store import state_files
+from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.values.encoding import decode_key, decode_value, encode_value
+from p2pnode.training.values.store import (
     EncodedResult,
     EncodedUpdate,
     EncodedValue,
@@ -42,6 +35,13 @@ from training.values.store import (
     UpdateFailed,
     ValueUpdate,
 )
+from tests.harness.environment.simulated import digest
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.histories.conservation import History
+from tests.harness.histories.conservation_plan import SHARDS, Tally
+from tests.harness.histories.delta_ledger import Sent
+from tests.harness.swarms.decoded_values import DecodedValues
+from tests.harness.swarms.exchange_swarm import Member, World
 
 LISTS = [f"list{number}" for number in range(4)]
 COUNTS = ["count0", "count1"]

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.messages import PushResult
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.state import ShardState
 from tests.harness.histories.delta_ledger import Key, Ledger, Sent
-from training.encoding import codecs
-from training.encoding.codecs import Vector
-from training.exchange.exchange import Exchange
-from training.exchange.messages import PushResult
-from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
-from training.shards.state import ShardState
 
 #: Values are so many parts of 1: eight bits with the sign, as the significand of bfloat16 has.
 UNITS = 256

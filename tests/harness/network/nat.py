@@ -7,7 +7,7 @@ acts like a router that restarts or an entry that expires: every port changes.
 
 from __future__ import annotations
 
-from overlay.addresses import Address
+from p2pnode.overlay.addresses import Address
 
 FIRST_PORT = 50000
 

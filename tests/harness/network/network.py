@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from overlay.addresses import Address
-from overlay.transport import FailureKind, PortInUse, TransportError
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.transport import FailureKind, PortInUse, TransportError
 from tests.harness.network.line import Line
 from tests.harness.network.nat import Nat
 from tests.harness.network.pipe import Pipe

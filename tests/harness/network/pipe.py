@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from overlay.addresses import Address
-from overlay.transport import Buffer, TransportError
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.transport import Buffer, TransportError
 from tests.harness.network.line import PIECE_BYTES, Line
 
 if TYPE_CHECKING:

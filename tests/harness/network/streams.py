@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from overlay.addresses import Address
-from overlay.sockets.framing import BodyFailed, BodyWriter, known_size
-from overlay.transport import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.sockets.framing import BodyFailed, BodyWriter, known_size
+from p2pnode.overlay.transport import (
     HANDLER_SILENCE_S,
     MAX_HEAD_BYTES,
     Body,

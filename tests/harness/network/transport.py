@@ -7,10 +7,10 @@ from collections import Counter
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING
 
-from overlay.addresses import Address
-from overlay.line_rate import MeasuredLine
-from overlay.sockets.line_meter import LineMeter
-from overlay.transport import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.sockets.line_meter import LineMeter
+from p2pnode.overlay.transport import (
     MAX_DATAGRAM_BYTES,
     MAX_HEAD_BYTES,
     MUCH_QUEUED_BYTES,

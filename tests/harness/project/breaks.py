@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from p2pnode.training.settings import BarrierSettings
 from tests.harness.project.ledger import numbers_of
 from tests.harness.project.repository import ROOT
-from training.settings import BarrierSettings
 
 Function = Callable[..., Any]
 #: Begins the line that a run prints about its break.
@@ -82,109 +82,109 @@ async def _nothing_is_left(*_arguments: Any) -> int:
 SIMULATED = "tests/simulated"
 BREAKS: dict[int, Break] = {
     1: Break(
-        "training.shards.state:ShardState.apply",
+        "p2pnode.training.shards.state:ShardState.apply",
         "each fifth delta of a node is acknowledged and not added",
         _adds_four_of_five,
         f"{SIMULATED}/test_swarm_training.py::test_every_delta_is_in_the_model_once[asp]",
     ),
     2: Break(
-        "training.exchange.swarm_view:SwarmView.median_step",
+        "p2pnode.training.exchange.swarm_view:SwarmView.median_step",
         "a joiner begins at step 0",
         returns(0),
         f"{SIMULATED}/test_swarm_training.py::test_a_late_joiner_starts_where_the_others_are",
     ),
     3: Break(
-        "training.exchange.swarm_view:SwarmView.is_gone",
+        "p2pnode.training.exchange.swarm_view:SwarmView.is_gone",
         "no node ever counts as gone",
         returns(False),
         f"{SIMULATED}/test_swarm_training.py::test_a_killed_owner_loses_nothing_that_was_acknowledged",
     ),
     4: Break(
-        "training.exchange.recovery.rebalancing:Rebalancer.leave",
+        "p2pnode.training.exchange.recovery.rebalancing:Rebalancer.leave",
         "a node that leaves hands nothing over",
         lambda _right: _nothing_is_left,
         f"{SIMULATED}/test_swarm_training.py::test_a_leave_is_known_at_once_and_moves_everything",
     ),
     5: Break(
-        "training.exchange.store.repair_log:compare",
+        "p2pnode.training.exchange.store.repair_log:compare",
         "after a split the log is not looked at",
         lambda right: lambda copy, winner, _log: right(copy, winner, ()),
         f"{SIMULATED}/test_exchange_faults.py::test_both_sides_of_a_split_end_in_one_model[False]",
     ),
     6: Break(
-        "training.checkpoint:finish",
+        "p2pnode.training.checkpoint:finish",
         "no checkpoint is ever complete",
         returns(None),
         f"{SIMULATED}/test_swarm_resume.py::test_stopped_in_order_the_swarm_goes_on_with_the_vector_it_had[61-pssp]",
     ),
     7: Break(
-        "training.shards.robust:norm_of",
+        "p2pnode.training.shards.robust:norm_of",
         "a delta with a NaN has a length",
         returns(1.0),
         f"{SIMULATED}/test_hostile_member.py::test_what_is_no_delta_is_refused_with_a_reason_and_changes_nothing",
     ),
     8: Break(
-        "overlay.sealing.swarm_key:SwarmKey.derive",
+        "p2pnode.overlay.sealing.swarm_key:SwarmKey.derive",
         "every key gives the same secrets",
         lambda _right: lambda _key, _run, _purpose, size_bytes=32: bytes(size_bytes),
         f"{SIMULATED}/test_sealed_overlay.py::test_an_unauthenticated_peer_changes_nothing",
     ),
     9: Break(
-        "training.barriers.predicates:quantile_of",
+        "p2pnode.training.barriers.predicates:quantile_of",
         "a barrier with a quantile lets everybody pass",
         returns(lambda _mine, _others: True),
         "tests/unit/training/barriers/test_predicates.py::test_quantile_passes_when_that_share_is_far_enough",
     ),
     10: Break(
-        "training.codec_choice:CodecChoice.decide",
+        "p2pnode.training.codec_choice:CodecChoice.decide",
         "the line does not decide on the codec",
         returns(False),
         f"{SIMULATED}/test_slow_start.py::test_behind_slow_lines_a_swarm_trains_from_its_first_step_on",
     ),
     11: Break(
-        "training.encoding.codecs:as_bytes",
+        "p2pnode.training.encoding.codecs:as_bytes",
         "float32 travels with half of its bits",
         lambda right: lambda values: right(_without_half_of_the_bits(values)),
         f"{SIMULATED}/test_final_model.py::test_all_nodes_write_the_same_bytes",
     ),
     12: Break(
-        "training.failures:Failures.are_too_many",
+        "p2pnode.training.failures:Failures.are_too_many",
         "a crashed trainer is not started again",
         returns(True),
         f"{SIMULATED}/test_swarm_training.py::test_a_crashing_trainer_is_restarted",
     ),
     13: Break(
-        "training.sharing.ledger:Ledger.is_trained",
+        "p2pnode.training.sharing.ledger:Ledger.is_trained",
         "what others have trained is drawn again",
         returns(False),
         f"{SIMULATED}/test_shared_data.py::test_a_join_a_leave_and_a_death_in_the_middle_of_an_epoch",
     ),
     14: Break(
-        "training.dispatch.queue:TaskQueue.worker_gone",
+        "p2pnode.training.dispatch.queue:TaskQueue.worker_gone",
         "the tasks of a dead worker do not come back",
         returns(0),
         f"{SIMULATED}/test_dispatch.py::test_leases_of_a_worker_that_dies_come_back_at_once",
     ),
     15: Break(
-        "training.engines.server.acceptance:Quota.judge",
+        "p2pnode.training.engines.server.acceptance:Quota.judge",
         "a gradient of any version is accepted",
         _tolerates_all,
         f"{SIMULATED}/test_parameter_server.py::test_no_stale_gradient_is_in_the_model_whatever_is_lost[2-0]",
     ),
     16: Break(
-        "training.devices.cycle:CycleServer.lost",
+        "p2pnode.training.devices.cycle:CycleServer.lost",
         "a dead device is waited for",
         returns([]),
         "tests/unit/training/devices/test_cycle.py::test_workers_that_die_and_come_back_hang_nobody",
     ),
     17: Break(
-        "training.simulation.model.plan:Plan.made_barrier",
+        "p2pnode.training.simulation.model.plan:Plan.made_barrier",
         "simulated nodes wait for nobody",
         lambda right: lambda plan: right(replace(plan, barrier=BarrierSettings(method="asp"))),
         f"{SIMULATED}/test_simulator_agrees.py::test_the_simulator_agrees_with_whole_nodes",
     ),
     18: Break(
-        "training.shards.outer_rule:add_in_blocks",
+        "p2pnode.training.shards.outer_rule:add_in_blocks",
         "NumPy's sum has another last bit",
         _adds_one_bit,
         "tests/property/test_kernels.py::test_deltas_are_added_alike",
@@ -202,7 +202,7 @@ BREAKS: dict[int, Break] = {
         "tests/unit/p2pnode/test_directory_lock.py::test_a_state_directory_has_one_node_at_a_time",
     ),
     21: Break(
-        "training.trainer.contract:ModelContract.check",
+        "p2pnode.training.trainer.contract:ModelContract.check",
         "nobody looks whether the model is still the one that is exchanged",
         returns(None),
         "tests/unit/training/trainer/test_contract.py::test_every_way_to_replace_a_parameter_is_named",

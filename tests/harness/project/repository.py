@@ -15,6 +15,12 @@ def sources(*packages: str) -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for package in packages for path in (ROOT / package).rglob("*.py"))
 
 
+def module_name(path: str) -> str:
+    """The name under which the module at a path below the root is imported."""
+    name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return f"p2pnode.{name}" if name.partition(".")[0] in ("overlay", "training") else name
+
+
 @cache
 def syntax_tree(path: str) -> ast.Module:
     """The parsed module at a path below the root."""

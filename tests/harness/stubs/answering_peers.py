@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
-from overlay.addresses import Address
-from overlay.peers import Contact
-from overlay.requests import Handler
-from overlay.transport import Buffer, ReceivedResponse, TransportError
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.requests import Handler
+from p2pnode.overlay.transport import Buffer, ReceivedResponse, TransportError
+from p2pnode.training.swarm import Swarm
 from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import run
-from training.swarm import Swarm
 
 PEERS = [Contact(name * 20, Address("10.0.0.1", 8000 + number)) for number, name in enumerate((b"a", b"b", b"c"))]
 

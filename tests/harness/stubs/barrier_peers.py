@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from overlay.discovery.population import Population
-from overlay.peer_table import PeerTable
-from overlay.peers import Activity, Heartbeat, Peer
+from p2pnode.overlay.discovery.population import Population
+from p2pnode.overlay.peer_table import PeerTable
+from p2pnode.overlay.peers import Activity, Heartbeat, Peer
+from p2pnode.training.barriers.predicates import make_barrier
+from p2pnode.training.barriers.waiter import BarrierWaiter
+from p2pnode.training.settings import BarrierMethod, BarrierSettings
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
-from training.barriers.predicates import make_barrier
-from training.barriers.waiter import BarrierWaiter
-from training.settings import BarrierMethod, BarrierSettings
 
 MINE = 20
 #: Virtual seconds that a round of queries takes.

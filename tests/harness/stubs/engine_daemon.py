@@ -15,19 +15,17 @@ from typing import Any
 
 import pytest
 
-from overlay.peers import Activity
-from overlay.system import SystemClock
 from p2pnode.lifecycle.engine_service import EngineService
-from tests.harness.environment.simulated import NoLog
-from tests.harness.swarms.memory_values import MemoryValues
-from training.barriers.predicates import make_barrier
-from training.barriers.waiter import BarrierWaiter
-from training.engines.participation import Participation
-from training.progress import Progress
-from training.settings import BarrierSettings, TrainingSettings
-from training.supervisor.sender import SocketSender
-from training.trainer_link import messages
-from training.trainer_link.engine_messages import (
+from p2pnode.overlay.peers import Activity
+from p2pnode.overlay.system import SystemClock
+from p2pnode.training.barriers.predicates import make_barrier
+from p2pnode.training.barriers.waiter import BarrierWaiter
+from p2pnode.training.engines.participation import Participation
+from p2pnode.training.progress import Progress
+from p2pnode.training.settings import BarrierSettings, TrainingSettings
+from p2pnode.training.supervisor.sender import SocketSender
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.engine_messages import (
     CallAnswered,
     CallReceived,
     EngineOpened,
@@ -35,8 +33,8 @@ from training.trainer_link.engine_messages import (
     EngineSaid,
     MembersFound,
 )
-from training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
-from training.values.store import (
+from p2pnode.training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
+from p2pnode.training.values.store import (
     EncodedPull,
     EncodedUpdate,
     EncodedValue,
@@ -45,6 +43,8 @@ from training.values.store import (
     Stamped,
     ValueUpdate,
 )
+from tests.harness.environment.simulated import NoLog
+from tests.harness.swarms.memory_values import MemoryValues
 
 NODE_ID = bytes(range(20))
 

@@ -12,34 +12,34 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from overlay.discovery.population import Population, counted
-from overlay.environment import Environment
-from overlay.line_rate import MeasuredLine
-from overlay.peers import Activity, Contact, PeerChange
-from overlay.requests import Handler
-from overlay.transport import Body, ReceivedResponse, Response, TransportError
+from p2pnode.overlay.discovery.population import Population, counted
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.peers import Activity, Contact, PeerChange
+from p2pnode.overlay.requests import Handler
+from p2pnode.overlay.transport import Body, ReceivedResponse, Response, TransportError
+from p2pnode.training.codec_choice import CodecChoice
+from p2pnode.training.exchange.client.outbox import Outbox
+from p2pnode.training.exchange.client.push import PushClient
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.directory import OwnerDirectory
+from p2pnode.training.exchange.messages import decode, encode
+from p2pnode.training.exchange.own_deltas import SentDeltas
+from p2pnode.training.exchange.owner.deltas import DeltaHandler
+from p2pnode.training.exchange.peer_score import PeerScore
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.recovery.resending import Resending
+from p2pnode.training.exchange.recovery.route_finder import RouteFinder
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.store.replica import Replica
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.swarm import Swarm
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.swarms.exchange_overlay import chunks, collected
 from tests.harness.swarms.exchange_swarm import StartEntropy
-from training.codec_choice import CodecChoice
-from training.exchange.client.outbox import Outbox
-from training.exchange.client.push import PushClient
-from training.exchange.counters import Counters
-from training.exchange.directory import OwnerDirectory
-from training.exchange.messages import decode, encode
-from training.exchange.own_deltas import SentDeltas
-from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.peer_score import PeerScore
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.recovery.resending import Resending
-from training.exchange.recovery.route_finder import RouteFinder
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.run_state import RunState
-from training.exchange.store.replica import Replica
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.settings import ExchangeSettings
-from training.swarm import Swarm
 
 GENESIS = b"g" * 16
 POLL_S = 0.01

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.encoding.pull_codecs import change_codec
+from p2pnode.training.exchange.backup import BackupHandler
+from p2pnode.training.exchange.client.pull import PullClient
+from p2pnode.training.exchange.directory import OwnerDirectory
+from p2pnode.training.exchange.own_deltas import SentDeltas
+from p2pnode.training.exchange.owner.deltas import DeltaHandler
+from p2pnode.training.exchange.owner.final_values import FinalValues
+from p2pnode.training.exchange.owner.publishing import Publisher
+from p2pnode.training.exchange.owner.reads import ReadHandler
+from p2pnode.training.exchange.owner.validation import ShardInspector
+from p2pnode.training.exchange.recovery.failover import Failover
+from p2pnode.training.exchange.recovery.moves import ShardMoves
+from p2pnode.training.exchange.recovery.reconciliation import SplitReconciler
 from tests.harness.stubs.exchange_context import ExchangeContext, directory_of, route_finder_of
-from training.encoding.codecs import CodecName
-from training.encoding.pull_codecs import change_codec
-from training.exchange.backup import BackupHandler
-from training.exchange.client.pull import PullClient
-from training.exchange.directory import OwnerDirectory
-from training.exchange.own_deltas import SentDeltas
-from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.owner.final_values import FinalValues
-from training.exchange.owner.publishing import Publisher
-from training.exchange.owner.reads import ReadHandler
-from training.exchange.owner.validation import ShardInspector
-from training.exchange.recovery.failover import Failover
-from training.exchange.recovery.moves import ShardMoves
-from training.exchange.recovery.reconciliation import SplitReconciler
 
 
 def publisher_of(context: ExchangeContext, choose: Callable[[], CodecName] | None = None) -> Publisher:

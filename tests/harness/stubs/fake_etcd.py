@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.dispatch.etcd_gateway import EtcdRefused, EtcdUnreachable, coded, decoded
+from p2pnode.training.dispatch.etcd_gateway import EtcdRefused, EtcdUnreachable, coded, decoded
 
 Json = dict[str, Any]
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, cast
 
 from kademlia.node import Node
 
-from overlay.addresses import Address
-from overlay.kademlia.broadcast_queue import BroadcastQueue
-from overlay.kademlia.calls import CallTimes
-from overlay.kademlia.messages import Call, Gossip, GossipOnly, Result
-from overlay.kademlia.protocol import SwarmProtocol
-from overlay.kademlia.routing_table import ContactTable
-from overlay.peers import Contact
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.broadcast_queue import BroadcastQueue
+from p2pnode.overlay.kademlia.calls import CallTimes
+from p2pnode.overlay.kademlia.messages import Call, Gossip, GossipOnly, Result
+from p2pnode.overlay.kademlia.protocol import SwarmProtocol
+from p2pnode.overlay.kademlia.routing_table import ContactTable
+from p2pnode.overlay.peers import Contact
 
 OWN = b"o" * 20
 

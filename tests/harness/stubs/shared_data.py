@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, cast
 
-from training.sharing.member import DataMember
-from training.trainer.connection import DaemonConnection
-from training.trainer.ranks import Ranks
-from training.trainer.sampling.shared_data import SharedData
-from training.trainer_link.data_messages import DataGranted, DataKnown, DataOpened, DataTrained, DataWanted
+from p2pnode.training.sharing.member import DataMember
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.ranks import Ranks
+from p2pnode.training.trainer.sampling.shared_data import SharedData
+from p2pnode.training.trainer_link.data_messages import DataGranted, DataKnown, DataOpened, DataTrained, DataWanted
 
 
 class DirectConnection:

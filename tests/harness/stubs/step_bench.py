@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from overlay.environment import Environment
-from overlay.peers import Activity
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Activity
+from p2pnode.training.barriers.predicates import make_barrier
+from p2pnode.training.exchange.client.pull import PullReport
+from p2pnode.training.exchange.client.push import PushReport
+from p2pnode.training.exchange.terms import ZERO_TERM
+from p2pnode.training.progress import Progress
+from p2pnode.training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
+from p2pnode.training.step_loop import StepLoop
+from p2pnode.training.trainer_link.interface import Ranges, StepOrder
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, SeededEntropy, VirtualClock
 from tests.harness.trainers.stub_trainer import StubTrainer
-from training.barriers.predicates import make_barrier
-from training.exchange.client.pull import PullReport
-from training.exchange.client.push import PushReport
-from training.exchange.terms import ZERO_TERM
-from training.progress import Progress
-from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
-from training.step_loop import StepLoop
-from training.trainer_link.interface import Ranges, StepOrder
 
 
 class RecordingExchange:

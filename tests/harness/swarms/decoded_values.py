@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from training.values.client import SwarmValues
-from training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
-from training.values.store import EncodedUpdate, Stamped, ValueUpdate
+from p2pnode.training.values.client import SwarmValues
+from p2pnode.training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
+from p2pnode.training.values.store import EncodedUpdate, Stamped, ValueUpdate
 
 
 class DecodedValues:

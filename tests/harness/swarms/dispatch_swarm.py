@@ -11,15 +11,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tests.harness.environment.memory_store import MemoryStore, StoreContents
-from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.swarms.swarm import Host, Swarm
-from tests.harness.trainers.stub_trainer import StubTrainer
-from training.dispatch.chunks import ChunkTable, DatasetChunk
-from training.dispatch.dataset import LocalDataset
-from training.dispatch.master import MasterService
-from training.trainer_link.interface import Resume, StepOrder, StepReport, TrainerHello
-from training.trainer_link.record_messages import (
+from p2pnode.training.dispatch.chunks import ChunkTable, DatasetChunk
+from p2pnode.training.dispatch.dataset import LocalDataset
+from p2pnode.training.dispatch.master import MasterService
+from p2pnode.training.trainer_link.interface import Resume, StepOrder, StepReport, TrainerHello
+from p2pnode.training.trainer_link.record_messages import (
     RecordsGranted,
     RecordsOpened,
     RecordsTrained,
@@ -28,6 +24,10 @@ from training.trainer_link.record_messages import (
     RecordTask,
     TaskTrained,
 )
+from tests.harness.environment.memory_store import MemoryStore, StoreContents
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.swarm import Host, Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer
 
 #: (pass, task, place in the order of the task)
 Place = tuple[int, int, int]

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from overlay.discovery.placement import rank
-from overlay.discovery.population import Population, counted
-from overlay.line_rate import MeasuredLine
-from overlay.peers import STALL_FLOOR_S, STALL_STEPS, Activity, ChangeKind, Contact, PeerChange
-from overlay.sockets.concurrency import HandlerLimiter
-from overlay.transport import Buffer, ReceivedResponse, Response, TransportError
+from p2pnode.overlay.discovery.placement import rank
+from p2pnode.overlay.discovery.population import Population, counted
+from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.peers import STALL_FLOOR_S, STALL_STEPS, Activity, ChangeKind, Contact, PeerChange
+from p2pnode.overlay.sockets.concurrency import HandlerLimiter
+from p2pnode.overlay.transport import Buffer, ReceivedResponse, Response, TransportError
 
 if TYPE_CHECKING:
     from tests.harness.swarms.exchange_swarm import World

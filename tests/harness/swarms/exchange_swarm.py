@@ -16,17 +16,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from overlay.addresses import Address
-from overlay.environment import Environment, Log
-from overlay.peers import Contact
-from overlay.transport import RequestRejected, TransportError
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.environment import Environment, Log
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import RequestRejected, TransportError
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.manifest import PROTOCOL, Manifest
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.outer_rule import Rule
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.swarms.exchange_overlay import HANDLED, Distances, Overlay, chunks, collected
 from tests.harness.trainers.stub_trainer import plain_layout
-from training.exchange.exchange import Exchange
-from training.manifest import PROTOCOL, Manifest
-from training.settings import ExchangeSettings
-from training.shards.outer_rule import Rule
 
 GENESIS = b"g" * 16
 #: Seconds until a node detects a failure, and until it notices a return; drawn for each node.

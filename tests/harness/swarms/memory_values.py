@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from training.values.encoding import MAX_VALUE_BYTES, Key, decode_key, decode_value, encode_key, encode_value
-from training.values.reducers import BUILT_IN, reduced
-from training.values.store import Pull, PullFailed, ScriptGone, Stamped, UpdateFailed, ValueUpdate
+from p2pnode.training.values.encoding import MAX_VALUE_BYTES, Key, decode_key, decode_value, encode_key, encode_value
+from p2pnode.training.values.reducers import BUILT_IN, reduced
+from p2pnode.training.values.store import Pull, PullFailed, ScriptGone, Stamped, UpdateFailed, ValueUpdate
 
 
 class MemoryValues:

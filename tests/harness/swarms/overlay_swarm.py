@@ -7,16 +7,16 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextvars import copy_context
 from typing import Any
 
-from overlay.addresses import Address
-from overlay.identity import load_identity, next_incarnation
-from overlay.nat.port_mapping import Gateway
-from overlay.overlay import Overlay
-from overlay.peers import Activity, PeerChange
-from overlay.sealing.sealed_transport import SealedTransport
-from overlay.sealing.sealer import MAX_SEALED_BYTES
-from overlay.sealing.swarm_key import KeyRing
-from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
-from overlay.transport import Transport
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.identity import load_identity, next_incarnation
+from p2pnode.overlay.nat.port_mapping import Gateway
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.overlay.peers import Activity, PeerChange
+from p2pnode.overlay.sealing.sealed_transport import SealedTransport
+from p2pnode.overlay.sealing.sealer import MAX_SEALED_BYTES
+from p2pnode.overlay.sealing.swarm_key import KeyRing
+from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
+from p2pnode.overlay.transport import Transport
 from tests.harness.environment.simulated import (
     ListLog,
     MemoryDisk,

@@ -7,21 +7,21 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 
-from overlay.overlay import Overlay
-from overlay.peers import Activity
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.overlay.peers import Activity
+from p2pnode.training.barriers.predicates import make_barrier
+from p2pnode.training.barriers.waiter import BarrierWaiter
+from p2pnode.training.engines.participation import Participation
+from p2pnode.training.engines.peer.loop import run_peer
+from p2pnode.training.engines.program import Context, Program, VerbFailed, Verbs
+from p2pnode.training.engines.values_link import Pulling
+from p2pnode.training.progress import Progress
+from p2pnode.training.settings import BarrierSettings, TrainingSettings
+from p2pnode.training.values.encoding import Key
+from p2pnode.training.values.store import NewValue, PullFailed, Stamped, ValueUpdate
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.swarms.memory_values import MemoryValues
 from tests.harness.swarms.overlay_swarm import OverlayWorld
-from training.barriers.predicates import make_barrier
-from training.barriers.waiter import BarrierWaiter
-from training.engines.participation import Participation
-from training.engines.peer.loop import run_peer
-from training.engines.program import Context, Program, VerbFailed, Verbs
-from training.engines.values_link import Pulling
-from training.progress import Progress
-from training.settings import BarrierSettings, TrainingSettings
-from training.values.encoding import Key
-from training.values.store import NewValue, PullFailed, Stamped, ValueUpdate
 
 
 class SlowStore:

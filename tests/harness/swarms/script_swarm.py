@@ -22,15 +22,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.swarms.swarm import Swarm
-from tests.harness.trainers.stub_trainer import StubTrainer
-from training.trainer import attach
-from training.trainer.connection import DaemonConnection
-from training.trainer_link import messages
-from training.trainer_link.data_messages import DataFromDaemon, DataGranted, DataOpened, DataTrained, DataWanted
-from training.trainer_link.engine_messages import EngineFromDaemon
-from training.trainer_link.interface import (
+from p2pnode.training.trainer import attach
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataGranted, DataOpened, DataTrained, DataWanted
+from p2pnode.training.trainer_link.engine_messages import EngineFromDaemon
+from p2pnode.training.trainer_link.interface import (
     Evaluation,
     ModelDescription,
     Ranges,
@@ -44,8 +41,11 @@ from training.trainer_link.interface import (
     TrainerLeft,
     Vector,
 )
-from training.trainer_link.record_messages import RecordsFromDaemon
-from training.trainer_link.shared_memory import SharedVectors
+from p2pnode.training.trainer_link.record_messages import RecordsFromDaemon
+from p2pnode.training.trainer_link.shared_memory import SharedVectors
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.swarm import Swarm
+from tests.harness.trainers.stub_trainer import StubTrainer
 
 Message = TypeVar("Message")
 

@@ -12,18 +12,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+from p2pnode.training.engines.program import Surroundings
+from p2pnode.training.engines.server.fencing import RECORD_KEY, decode_record
+from p2pnode.training.engines.server.host import Members
+from p2pnode.training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.program import ServerVerbs
+from p2pnode.training.engines.server.pulling import ServerPull
+from p2pnode.training.engines.server.succession import run_server
+from p2pnode.training.engines.server.worker import run_worker
+from p2pnode.training.trainer_link.engine_messages import NotAnswered, TaskCounts
+from p2pnode.training.values.encoding import Key
+from p2pnode.training.values.store import NewValue, ScriptGone, Stamped, StoreUnavailable, ValueUpdate
 from tests.harness.swarms.memory_values import MemoryValues
-from training.engines.program import Surroundings
-from training.engines.server.fencing import RECORD_KEY, decode_record
-from training.engines.server.host import Members
-from training.engines.server.options import ServerOptions
-from training.engines.server.program import ServerVerbs
-from training.engines.server.pulling import ServerPull
-from training.engines.server.succession import run_server
-from training.engines.server.worker import run_worker
-from training.trainer_link.engine_messages import NotAnswered, TaskCounts
-from training.values.encoding import Key
-from training.values.store import NewValue, ScriptGone, Stamped, StoreUnavailable, ValueUpdate
 
 Result = TypeVar("Result")
 DETECTION_S = 2.0

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from overlay.addresses import Address
-from overlay.peers import Contact
-from training.exchange.store.records import BufferedDelta, Owned
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import ZERO_TERM, OwnerInfo, Term
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.state import ShardState
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.exchange.store.records import BufferedDelta, Owned
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import ZERO_TERM, OwnerInfo, Term
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
 
 NAMES = "abcd"
 IDS = {name: name.encode() * 20 for name in NAMES}

@@ -17,17 +17,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from overlay.bootstrap.local_network import Lan
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
+from p2pnode.overlay.bootstrap.local_network import Lan
+from p2pnode.training.dispatch.dataset import LocalDataset
+from p2pnode.training.dispatch.store import Store
+from p2pnode.training.trainer_link.interface import Vector
 from tests.harness.environment.memory_store import MemoryStore
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
 from tests.harness.network.network import Network
 from tests.harness.trainers.stub_trainer import StubTrainer
-from training.dispatch.dataset import LocalDataset
-from training.dispatch.store import Store
-from training.trainer_link.interface import Vector
 
 PORT = 8468
 

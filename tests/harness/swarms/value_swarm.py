@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.values.client import shard_of
+from p2pnode.training.values.encoding import encode_key
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.decoded_values import DecodedValues
 from tests.harness.swarms.exchange_swarm import Member, World
-from training.settings import ExchangeSettings
-from training.values.client import shard_of
-from training.values.encoding import encode_key
 
 SHARDS = 8
 KEYS = [f"key{number}" for number in range(100)]

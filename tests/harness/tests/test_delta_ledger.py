@@ -7,13 +7,13 @@ import random
 import numpy as np
 import pytest
 
+from p2pnode.training.exchange.messages import Forward, Forwarded, encode
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
 from tests.harness.histories.delta_ledger import TOLERANCE, Broken, Ledger
-from training.exchange.messages import Forward, Forwarded, encode
-from training.exchange.terms import Term
-from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.state import ShardState
 
 NODES = [bytes([number]) * 20 for number in range(1, 5)]
 

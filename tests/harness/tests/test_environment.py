@@ -8,11 +8,11 @@ import errno
 import numpy as np
 import pytest
 
-from overlay.environment import Clock, Disk, Entropy, Executor, Log
+from p2pnode.overlay.environment import Clock, Disk, Entropy, Executor, Log
+from p2pnode.training.trainer_link.interface import StepOrder, Trainer, TrainerFailed
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
 from tests.harness.environment.virtual_loop import run
 from tests.harness.trainers.stub_trainer import UNIT, StubTrainer, delta_of, exponential, initial_vector
-from training.trainer_link.interface import StepOrder, Trainer, TrainerFailed
 
 
 def order(step: int) -> StepOrder:

@@ -5,9 +5,9 @@ import asyncio
 import numpy as np
 import pytest
 
+from p2pnode.training.values.encoding import InvalidKey, ValueNotEncodable
+from p2pnode.training.values.store import NewValue, PullFailed, Stamped, UpdateFailed, ValueUpdate
 from tests.harness.swarms.memory_values import MemoryValues
-from training.values.encoding import InvalidKey, ValueNotEncodable
-from training.values.store import NewValue, PullFailed, Stamped, UpdateFailed, ValueUpdate
 
 
 def run(work):

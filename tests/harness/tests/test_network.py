@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.transport import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.transport import (
     HANDLER_SILENCE_S,
     MAX_DATAGRAM_BYTES,
     Buffer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unittest import mock
 
-from overlay.identity import Identity, identity_from_seed
+from p2pnode.overlay.identity import Identity, identity_from_seed
 from tests.harness.environment.quick_identity import known_signatures
 
 SIGNER, OTHER = identity_from_seed(b"s" * 32), identity_from_seed(b"o" * 32)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from p2pnode.training.encoding import codecs
+from p2pnode.training.exchange.messages import PushResult
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
 from tests.harness.histories.delta_ledger import Broken, Sent
 from tests.harness.histories.view_ledger import ViewLedger
-from training.encoding import codecs
-from training.exchange.messages import PushResult
-from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.state import ShardState
 
 NODES = [bytes([number]) * 20 for number in range(1, 4)]
 BOUNDS = [(0, 32), (32, 64)]

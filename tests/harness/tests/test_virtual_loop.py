@@ -202,7 +202,7 @@ def test_speed() -> None:
 
 HISTORY = """
 import asyncio, random
-from overlay.transport import Response, TransportError
+from p2pnode.overlay.transport import Response, TransportError
 from tests.harness.environment.simulated import ListLog, SeededEntropy, digest
 from tests.harness.environment.virtual_loop import run
 from tests.harness.network.network import Network

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-CONVERT = [sys.executable, "-m", "training.trainer.convert"]
+CONVERT = [sys.executable, "-m", "p2pnode.training.trainer.convert"]
 
 
 def _run(command: list[str], environment: dict[str, str], tick: Callable[[], None]) -> subprocess.CompletedProcess[str]:
     """`watched` of the conversion: the same exit code, the last line of the same traceback, and one tick."""
-    from training.trainer.convert import convert
+    from p2pnode.training.trainer.convert import convert
 
     assert command[:3] == CONVERT, command
     assert environment["PYTHONPATH"], "the process would not find this package"

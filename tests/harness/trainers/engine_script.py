@@ -9,15 +9,13 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from tests.harness.environment.simulated import VirtualClock
-from tests.harness.trainers.stub_trainer import StubTrainer
-from training.engines.link import error_of
-from training.engines.peer.loop import run_peer
-from training.engines.program import Context, Program, Verbs
-from training.engines.values_link import Pulling, answer_pull, stamped
-from training.layout import Layout
-from training.trainer_link import messages
-from training.trainer_link.engine_messages import (
+from p2pnode.training.engines.link import error_of
+from p2pnode.training.engines.peer.loop import run_peer
+from p2pnode.training.engines.program import Context, Program, Verbs
+from p2pnode.training.engines.values_link import Pulling, answer_pull, stamped
+from p2pnode.training.layout import Layout
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.engine_messages import (
     AbandonRun,
     ApplyUpdates,
     AskKeys,
@@ -42,9 +40,11 @@ from training.trainer_link.engine_messages import (
     ValuesFound,
     WaitAtBarrier,
 )
-from training.trainer_link.interface import Resume, TrainerEnd, TrainerFailed, TrainerHello, TrainerLeft
-from training.values.encoding import Key, decode_key, encode_key, encode_value
-from training.values.store import NewValue, Stamped, ValueUpdate
+from p2pnode.training.trainer_link.interface import Resume, TrainerEnd, TrainerFailed, TrainerHello, TrainerLeft
+from p2pnode.training.values.encoding import Key, decode_key, encode_key, encode_value
+from p2pnode.training.values.store import NewValue, Stamped, ValueUpdate
+from tests.harness.environment.simulated import VirtualClock
+from tests.harness.trainers.stub_trainer import StubTrainer
 
 #: Runs at the end of a script, with its store.
 Ending = Callable[["EngineScript"], Awaitable[Any]]

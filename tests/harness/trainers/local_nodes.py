@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from training.trainer.vector import ModelVector
-from training.trainer.weight_loads import WeightLoads
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer.weight_loads import WeightLoads
 
 CLASSES, INPUTS = 8, 16
 

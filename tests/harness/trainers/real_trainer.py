@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import torch
 
-from training.tasks.task import Task
-from training.trainer.runner import TaskRunner
-from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from training.trainer_link.engine_messages import EngineSaid
-from training.trainer_link.interface import (
+from p2pnode.training.tasks.task import Task
+from p2pnode.training.trainer.runner import TaskRunner
+from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from p2pnode.training.trainer_link.engine_messages import EngineSaid
+from p2pnode.training.trainer_link.interface import (
     BusyWith,
     Evaluation,
     ModelDescription,
@@ -25,7 +25,7 @@ from training.trainer_link.interface import (
     TrainerHello,
     Vector,
 )
-from training.trainer_link.messages import DeltaSent, ValuesArrived
+from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
 
 #: Virtual seconds of a step.
 STEP_S = 0.1

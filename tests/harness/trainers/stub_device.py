@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from p2pnode.training.devices.groups import DeviceGroups
+from p2pnode.training.devices.host import HostParts, HostTrainer
+from p2pnode.training.settings import DevicesSettings, TrainingSettings
+from p2pnode.training.trainer_link.interface import LeaderStep, MergeOrder, StepOrder, StepReport, TrainerFailed, Vector
+from p2pnode.training.trainer_link.step_messages import StepAnswer
 from tests.harness.environment.simulated import make_environment
 from tests.harness.trainers.stub_trainer import StubTrainer
-from training.devices.groups import DeviceGroups
-from training.devices.host import HostParts, HostTrainer
-from training.settings import DevicesSettings, TrainingSettings
-from training.trainer_link.interface import LeaderStep, MergeOrder, StepOrder, StepReport, TrainerFailed, Vector
-from training.trainer_link.step_messages import StepAnswer
 
 SIZE = 8
 

@@ -16,10 +16,10 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
-from training.layout import Layout, LayoutEntry
-from training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
-from training.trainer_link.interface import (
+from p2pnode.training.layout import Layout, LayoutEntry
+from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
+from p2pnode.training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
+from p2pnode.training.trainer_link.interface import (
     BusyWith,
     Evaluation,
     ModelDescription,
@@ -35,7 +35,7 @@ from training.trainer_link.interface import (
     TrainerLeft,
     Vector,
 )
-from training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
+from p2pnode.training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
 
 #: Deltas are multiples of this.
 UNIT = 1.0 / 1024.0

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from training.trainer import snapshot
-from training.trainer.loading import build_task
-from training.trainer.runner import TaskRunner
-from training.trainer_link.interface import StepOrder
-from training.trainer_link.messages import DeltaSent, ValuesArrived
+from p2pnode.training.trainer import snapshot
+from p2pnode.training.trainer.loading import build_task
+from p2pnode.training.trainer.runner import TaskRunner
+from p2pnode.training.trainer_link.interface import StepOrder
+from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
 
 
 class TaskNode:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from p2pnode.training.tasks.batches import ShuffledBatches
+from p2pnode.training.tasks.task import TaskError, TrainSpec
 from tests.harness.trainers.optimizers import FusedMasters, Lookahead, SGDScheduleFree
-from training.tasks.batches import ShuffledBatches
-from training.tasks.task import TaskError, TrainSpec
 
 
 class Line:

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import msgspec
 
-from overlay.report import OverlayReport, ReachabilityReport, SamplingReport
-from overlay.system import FolderDisk, SystemClock
 from p2pnode.client import STATUS_FILE, status_file
 from p2pnode.config.load import load
 from p2pnode.config.settings import Config
 from p2pnode.keys import api_token
+from p2pnode.overlay.report import OverlayReport, ReachabilityReport, SamplingReport
+from p2pnode.overlay.system import FolderDisk, SystemClock
 from p2pnode.status.events import EventRing
 from p2pnode.status.limits import SCHEMA
 from p2pnode.status.prometheus import Family, single
@@ -41,7 +41,7 @@ from p2pnode.status.schema import (
     TrainingStatus,
 )
 from p2pnode.status.server import StatusServer
-from training.progress import StepRow
+from p2pnode.training.progress import StepRow
 
 EVALUATION_S = 0.15
 STATUS = Status(

@@ -5,9 +5,6 @@
 Run by its path, so that it has imported only what it was asked to. One connection is one process: it brings a request
 (JSON) with three descriptors, and gets the process id, then the exit status when the process has ended. The server
 ends when its standard input does.
-
-A fork has this project's packages only where its program would find the same ones: a folder of the user's may hide
-them.
 """
 
 from __future__ import annotations
@@ -22,15 +19,12 @@ import runpy
 import select
 import socket
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 REQUEST_BYTES = 1 << 17
 #: Descriptors above these are the server's own.
 MOST_DESCRIPTORS = 1024
-#: The packages of this project.
-OURS = ("overlay", "p2pnode", "training")
 
 
 class Server:
@@ -123,27 +117,10 @@ def run(command: list[str], base: list[str]) -> None:
     first = "" if is_module else str(Path(command[0]).resolve().parent)
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = ([] if is_safe else [first]) + given + base
-    forget_hidden()
     if is_module:
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(command[0], run_name="__main__")
-
-
-def forget_hidden() -> None:
-    """Forget all modules of this project if one of its packages is another one on the present path."""
-    loaded = [package for package in OURS if package in sys.modules]
-    for package in loaded:
-        found = importlib.machinery.PathFinder.find_spec(package, sys.path)
-        # Found by no entry of the path: the finder of an editable installation has it, as in the server.
-        if found is not None and _folders(found.submodule_search_locations) != _folders(sys.modules[package].__path__):
-            for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
-                del sys.modules[name]
-            return
-
-
-def _folders(places: Iterable[str] | None) -> list[Path]:
-    return [Path(place).resolve() for place in places or ()]
 
 
 def main() -> None:

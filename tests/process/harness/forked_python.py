@@ -38,7 +38,12 @@ from tests.harness.project.repository import ROOT
 #: A loaded machine imports torch slowly.
 START_S = 180.0
 #: What a trainer imports before its first step: `python -m training.trainer`, and a script with `p2pnode.attach`.
-TRAINER = ("training.trainer.attach", "training.trainer.memory_estimate", "training.trainer.runner", "p2pnode")
+TRAINER = (
+    "p2pnode.training.trainer.attach",
+    "p2pnode.training.trainer.memory_estimate",
+    "p2pnode.training.trainer.runner",
+    "p2pnode",
+)
 #: What `p2pnode start` imports and makes before its first step.
 DAEMON = (
     "p2pnode.cli:commands",

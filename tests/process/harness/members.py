@@ -10,18 +10,18 @@ import time
 from collections import Counter
 from typing import Any
 
-from overlay.addresses import Address, NodeAddress, id_behind
-from overlay.identity import Identity, identity_from_seed
-from overlay.sealing.certificate_maker import make_bundle
-from overlay.sealing.certificate_request import CertificateRequest
-from overlay.sealing.sealed_transport import SealedTransport
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.sealing.tickets import TicketVerifier
-from overlay.sealing.tls import Credentials
-from overlay.sockets.connection_pool import StreamSeal
-from overlay.sockets.transport import SocketTransport
-from overlay.system import SystemClock, SystemEntropy
-from overlay.transport import Request, Response
+from p2pnode.overlay.addresses import Address, NodeAddress, id_behind
+from p2pnode.overlay.identity import Identity, identity_from_seed
+from p2pnode.overlay.sealing.certificate_maker import make_bundle
+from p2pnode.overlay.sealing.certificate_request import CertificateRequest
+from p2pnode.overlay.sealing.sealed_transport import SealedTransport
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.sealing.tickets import TicketVerifier
+from p2pnode.overlay.sealing.tls import Credentials
+from p2pnode.overlay.sockets.connection_pool import StreamSeal
+from p2pnode.overlay.sockets.transport import SocketTransport
+from p2pnode.overlay.system import SystemClock, SystemEntropy
+from p2pnode.overlay.transport import Request, Response
 from tests.process.harness.sockets import LOCAL, Recorder
 
 KEY, NEXT_KEY, OTHER_KEY = (SwarmKey(bytes([n]) * 32) for n in (1, 2, 3))

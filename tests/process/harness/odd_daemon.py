@@ -18,7 +18,7 @@ from benchmarks.stub_daemon import SleepingTrainer
 from p2pnode import daemon
 from p2pnode.config.load import load
 from p2pnode.lifecycle.node import Node
-from training.trainer_link.interface import Resume, TrainerHello
+from p2pnode.training.trainer_link.interface import Resume, TrainerHello
 
 #: The node of this process.
 NODES: list[Node] = []

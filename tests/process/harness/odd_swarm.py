@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.daemons import Daemon, Daemons, acknowledged_steps, status, wait_until
+from p2pnode.training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 from tests.process.harness.free_port import free_port
-from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 
 MEAN_S = 0.25
 SHARDS = 4

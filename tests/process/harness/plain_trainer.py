@@ -11,10 +11,10 @@ import time
 
 import numpy as np
 
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer_link.interface import StepOrder, StepReport
+from p2pnode.training.trainer_link.step_messages import StepAnswer
 from tests.process.harness.torchless_trainer import TorchlessTrainer, serve_daemon
-from training.trainer.connection import DaemonConnection
-from training.trainer_link.interface import StepOrder, StepReport
-from training.trainer_link.step_messages import StepAnswer
 
 SIZE = 58
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.records.record_draws import RecordDraws
+from p2pnode.training.trainer.records.task_source import DispatchedTasks
+from p2pnode.training.trainer_link.interface import StepOrder, StepReport
 from tests.process.harness.plain_trainer import SIZE
 from tests.process.harness.torchless_trainer import TorchlessTrainer, serve_daemon
-from training.trainer.connection import DaemonConnection
-from training.trainer.records.record_draws import RecordDraws
-from training.trainer.records.task_source import DispatchedTasks
-from training.trainer_link.interface import StepOrder, StepReport
 
 
 class RecordTrainer(TorchlessTrainer):

@@ -8,8 +8,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from overlay.system import SystemClock
 from p2pnode.config.settings import Config, StatusSettings
+from p2pnode.overlay.system import SystemClock
 from p2pnode.status.server import StatusServer
 from tests.process.harness.fake_node import FakeSource
 

@@ -10,7 +10,7 @@ import asyncio
 import socket
 import time
 
-from overlay.addresses import Address
+from p2pnode.overlay.addresses import Address
 
 LOCAL = "127.0.0.1"
 #: Small receive buffers: what a sender's kernel counts as acknowledged is soon past the line.

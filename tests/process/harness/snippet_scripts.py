@@ -15,8 +15,8 @@ import p2pnode
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from training.dispatch.recordio import decode_example
-from training.trainer.lazy_dynamo import import_later
+from p2pnode.training.dispatch.recordio import decode_example
+from p2pnode.training.trainer.lazy_dynamo import import_later
 
 import_later()  # torch's compiler, which no optimizer needs, is half of the start
 torch.manual_seed(0)
@@ -86,7 +86,7 @@ def weights(folder: Path) -> None:
 
 def squares(folder: Path) -> None:
     """The file that another block of the page writes."""
-    from training.dispatch.recordio import create_records, encode_example
+    from p2pnode.training.dispatch.recordio import create_records, encode_example
 
     with create_records(folder / "squares.recordio", records_per_chunk=100) as out:
         for number in range(1000):

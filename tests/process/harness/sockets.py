@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from overlay.addresses import Address
-from overlay.sockets.transport import SocketTransport
-from overlay.system import SystemClock
-from overlay.transport import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.sockets.transport import SocketTransport
+from p2pnode.overlay.system import SystemClock
+from p2pnode.overlay.transport import (
     Buffer,
     Request,
     RequestRejected,

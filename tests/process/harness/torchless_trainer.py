@@ -14,11 +14,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from training.layout import Layout, LayoutEntry
-from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, end_with_daemon
-from training.trainer_link import messages
-from training.trainer_link.interface import ModelDescription, StepOrder, StepReport, TensorSource, TrainerHello, Vector
-from training.trainer_link.shared_memory import map_vectors
+from p2pnode.training.layout import Layout, LayoutEntry
+from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, end_with_daemon
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.interface import (
+    ModelDescription,
+    StepOrder,
+    StepReport,
+    TensorSource,
+    TrainerHello,
+    Vector,
+)
+from p2pnode.training.trainer_link.shared_memory import map_vectors
 
 
 class TorchlessTrainer:

@@ -9,12 +9,12 @@ import asyncio
 import sys
 from pathlib import Path
 
-from overlay.system import SystemClock
+from p2pnode.overlay.system import SystemClock
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.supervisor.process_trainer import ProcessTrainer
+from p2pnode.training.trainer_link.interface import StepOrder
 from tests.process.harness.trainer_world import QuietLog
-from training.settings import TrainingSettings
-from training.supervisor.node_start import NodeStart
-from training.supervisor.process_trainer import ProcessTrainer
-from training.trainer_link.interface import StepOrder
 
 
 async def main(state_dir: Path, seconds: float) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from overlay.system import SystemClock
+from p2pnode.overlay.system import SystemClock
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.supervisor.process_trainer import ProcessTrainer
 from tests.process.harness.forked_python import trainers_are_forks
-from training.settings import TrainingSettings
-from training.supervisor.node_start import NodeStart
-from training.supervisor.process_trainer import ProcessTrainer
 
 
 class QuietLog:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.transport import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.transport import (
     TransportError,
 )
 from tests.process.harness.free_port import free_port

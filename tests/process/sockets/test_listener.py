@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from overlay.transport import (
+from p2pnode.overlay.transport import (
     PortInUse,
 )
 from tests.process.harness.free_port import free_port

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from overlay.peers import Contact
-from overlay.transport import Buffer, ReceivedResponse, Request, RequestRejected, Response, TransportError
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer, ReceivedResponse, Request, RequestRejected, Response, TransportError
+from p2pnode.training.exchange.indirect import IndirectRequests
 from tests.process.harness.sockets import LATE_S, MB, Node, Run, block, failure, pattern, run
-from training.exchange.indirect import IndirectRequests
 
 __all__ = ["run"]
 

@@ -7,10 +7,10 @@ import contextlib
 
 import pytest
 
-from overlay.sockets import server as server_module
-from overlay.sockets import transport as transport_module
-from overlay.sockets.connection_places import places_of
-from overlay.transport import Request, Response
+from p2pnode.overlay.sockets import server as server_module
+from p2pnode.overlay.sockets import transport as transport_module
+from p2pnode.overlay.sockets.connection_places import places_of
+from p2pnode.overlay.transport import Request, Response
 from tests.process.harness.sockets import LATE_S, MB, Node, Paced, Run, ask, failure, paced, run
 
 __all__ = ["paced", "run"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import Address, NodeAddress
-from overlay.sockets import connection as connection_module
-from overlay.sockets import send_queue
-from overlay.transport import SizedBody
+from p2pnode.overlay.addresses import Address, NodeAddress
+from p2pnode.overlay.sockets import connection as connection_module
+from p2pnode.overlay.sockets import send_queue
+from p2pnode.overlay.transport import SizedBody
 from tests.process.harness.members import Member, until
 from tests.process.harness.members import ask as ask_member
 from tests.process.harness.slow_line import SlowLine
@@ -111,7 +111,7 @@ def test_a_response_that_moves_is_not_given_up(paced: Paced, monkeypatch: pytest
     """Neither by the client, nor by the server, whose slices take longer than its own bound too."""
 
     async def main(timeout_s: float) -> None:
-        monkeypatch.setattr("overlay.sockets.server.HANDLER_SILENCE_S", timeout_s)
+        monkeypatch.setattr("p2pnode.overlay.sockets.server.HANDLER_SILENCE_S", timeout_s)
         back = 0.8 * MB / timeout_s
         async with Node() as one, Node() as two, SlowLine(two.address, rate_back=back) as line:
             _, body = await ask(one, line, "give", str(3 * MB).encode(), timeout_s=timeout_s)
@@ -122,7 +122,7 @@ def test_a_response_that_moves_is_not_given_up(paced: Paced, monkeypatch: pytest
 
 def test_a_reader_that_takes_nothing_is_given_up_by_the_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel's buffer fills; then nothing is acknowledged, and the server ends the connection."""
-    monkeypatch.setattr("overlay.sockets.server.HANDLER_SILENCE_S", 0.4)
+    monkeypatch.setattr("p2pnode.overlay.sockets.server.HANDLER_SILENCE_S", 0.4)
 
     async def main() -> None:
         async with (

@@ -6,8 +6,8 @@ import contextlib
 import socket
 from collections import Counter
 
-from overlay.sealing.tickets import TicketVerdict
-from overlay.sockets.ticket_gate import TicketGate
+from p2pnode.overlay.sealing.tickets import TicketVerdict
+from p2pnode.overlay.sockets.ticket_gate import TicketGate
 from tests.process.harness.members import Member, ask, until
 from tests.process.harness.sockets import LOCAL, Run, run
 

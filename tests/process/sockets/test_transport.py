@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.transport import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.transport import (
     MAX_HEAD_BYTES,
 )
 from tests.process.harness.sockets import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.addresses import (
+from p2pnode.overlay.addresses import (
     Address,
     NodeAddress,
     group_of,

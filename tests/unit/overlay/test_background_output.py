@@ -7,7 +7,7 @@ import os
 import threading
 import time
 
-from overlay.background_output import BackgroundOutput, descriptor_writer
+from p2pnode.overlay.background_output import BackgroundOutput, descriptor_writer
 
 WAIT_S = 60.0
 

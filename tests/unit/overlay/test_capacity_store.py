@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlay.capacity import UNKNOWN
-from overlay.capacity_store import CAPACITY_FILE, MAX_AGE_S, CapacityStore, StoredCapacity
-from overlay.line_rate import MeasuredLine
+from p2pnode.overlay.capacity import UNKNOWN
+from p2pnode.overlay.capacity_store import CAPACITY_FILE, MAX_AGE_S, CapacityStore, StoredCapacity
+from p2pnode.overlay.line_rate import MeasuredLine
 from tests.harness.environment.simulated import MemoryDisk, make_environment
 
 NOW = 1_800_000_000.0

@@ -9,9 +9,9 @@ from weakref import ref
 import msgspec
 import pytest
 
-from overlay import envelope as module
-from overlay.addresses import Address, NodeAddress
-from overlay.envelope import (
+from p2pnode.overlay import envelope as module
+from p2pnode.overlay.addresses import Address, NodeAddress
+from p2pnode.overlay.envelope import (
     MAX_VERSION_CHARACTERS,
     REPEATED_S,
     Envelope,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.identity import UnreadableIdentity, load_identity, next_incarnation
-from overlay.ids import node_id_of
+from p2pnode.overlay.identity import UnreadableIdentity, load_identity, next_incarnation
+from p2pnode.overlay.ids import node_id_of
 from tests.harness.environment.simulated import MemoryDisk, SeededEntropy
 
 

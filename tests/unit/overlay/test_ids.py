@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from overlay.ids import distance, key_id, node_id_of, random_id_with_prefix, short
+from p2pnode.overlay.ids import distance, key_id, node_id_of, random_id_with_prefix, short
 
 
 def test_ids_are_prefixes_of_hashes() -> None:

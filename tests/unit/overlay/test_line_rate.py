@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from overlay.capacity import UNKNOWN, class_of, split
-from overlay.line_rate import (
+from p2pnode.overlay.capacity import UNKNOWN, class_of, split
+from p2pnode.overlay.line_rate import (
     IDLE_S,
     MIN_FULL_WINDOWS,
     MIN_WINDOWS,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.line_rate import MIN_WINDOWS, TRIAL_BYTES, WINDOW_S
-from overlay.line_trial import HEARD_S, LOOK_S, TRIAL_S, LineTrial
-from overlay.local_node import LocalNode
-from overlay.peers import Activity
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.line_rate import MIN_WINDOWS, TRIAL_BYTES, WINDOW_S
+from p2pnode.overlay.line_trial import HEARD_S, LOOK_S, TRIAL_S, LineTrial
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.peers import Activity
 from tests.harness.environment.virtual_loop import run
 
 OWN, OTHER = "10.0.0.1", "10.0.0.2"

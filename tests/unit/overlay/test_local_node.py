@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.kademlia.messages import swarm_tag
-from overlay.local_node import LocalChange, LocalNode
-from overlay.peers import Activity, Contact
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.messages import swarm_tag
+from p2pnode.overlay.local_node import LocalChange, LocalNode
+from p2pnode.overlay.peers import Activity, Contact
 
 OWN_ID = b"n" * 20
 GENESIS = b"genesis of tests"

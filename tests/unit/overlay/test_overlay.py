@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from overlay.kademlia.messages import MemberState
-from overlay.overlay import Overlay
-from overlay.peers import Activity, PeerChange
-from overlay.transport import Response
+from p2pnode.overlay.kademlia.messages import MemberState
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.overlay.peers import Activity, PeerChange
+from p2pnode.overlay.transport import Response
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.overlay_swarm import GENESIS, OverlayWorld, endpoint
 

@@ -7,10 +7,10 @@ from dataclasses import fields
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.peer_table import MOST_VERSIONS, PeerTable
-from overlay.peers import Activity, Peer
-from overlay.row_index import RESTING_ROWS
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peer_table import MOST_VERSIONS, PeerTable
+from p2pnode.overlay.peers import Activity, Peer
+from p2pnode.overlay.row_index import RESTING_ROWS
 from tests.harness.builders.peers import heartbeat, ids
 
 

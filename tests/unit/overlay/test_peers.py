@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlay.addresses import Address
-from overlay.peers import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import (
     STALL_FLOOR_S,
     STALL_STEPS,
     VERSION_CHARACTERS,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.rate_limits import RateLimit, RateLimiter, TokenBucket
+from p2pnode.overlay.rate_limits import RateLimit, RateLimiter, TokenBucket
 
 TEN = RateLimit(rate_per_s=10.0, burst=5.0)
 

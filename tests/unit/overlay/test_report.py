@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlay.report import OverlayReport, ReachabilityReport, SamplingReport
+from p2pnode.overlay.report import OverlayReport, ReachabilityReport, SamplingReport
 
 
 def test_the_counters_stand_beside_the_other_fields() -> None:

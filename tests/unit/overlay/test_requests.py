@@ -12,15 +12,15 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from overlay import requests
-from overlay.addresses import Address, NodeAddress
-from overlay.capacity import class_of
-from overlay.envelope import REPEATED_S, Envelope
-from overlay.local_node import LocalNode
-from overlay.peers import Contact, Heartbeat
-from overlay.rate_limits import RateLimit
-from overlay.requests import RATE_LIMIT_DELAY_S, RequestService
-from overlay.transport import (
+from p2pnode.overlay import requests
+from p2pnode.overlay.addresses import Address, NodeAddress
+from p2pnode.overlay.capacity import class_of
+from p2pnode.overlay.envelope import REPEATED_S, Envelope
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.peers import Contact, Heartbeat
+from p2pnode.overlay.rate_limits import RateLimit
+from p2pnode.overlay.requests import RATE_LIMIT_DELAY_S, RequestService
+from p2pnode.overlay.transport import (
     Buffer,
     ReceivedResponse,
     Request,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlay.row_index import RESTING_ROWS, RowIndex
+from p2pnode.overlay.row_index import RESTING_ROWS, RowIndex
 from tests.harness.builders.peers import ids
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from overlay.supervision import FIRST_PAUSE_S, MAX_PAUSE_S, logged, supervised
+from p2pnode.overlay.supervision import FIRST_PAUSE_S, MAX_PAUSE_S, logged, supervised
 from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import run
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from overlay import system
-from overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+from p2pnode.overlay import system
+from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
 
 
 def test_disk_round_trip(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from overlay import time_slice
+from p2pnode.overlay import time_slice
 
 #: Prints the slice in ns of the thread that asked, of a thread, of one of the executor and of a process that it started
 #: afterwards.
 CODE = """
 import asyncio, ctypes, platform, struct, subprocess, sys, threading
-from overlay import time_slice
-from overlay.system import ThreadExecutor
+from p2pnode.overlay import time_slice
+from p2pnode.overlay.system import ThreadExecutor
 
 READ = {"x86_64": 315, "aarch64": 275, "riscv64": 275, "loongarch64": 275}
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
-from overlay.transport import PART_BYTES, Buffer, gathered, in_parts
+from p2pnode.overlay.transport import PART_BYTES, Buffer, gathered, in_parts
 
 
 async def body_of(parts: Iterable[Buffer]) -> AsyncIterator[Buffer]:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from overlay.kademlia.calls import CallTimes
-from overlay.peer_table import PeerTable
-from overlay.waits import LOOKS, Silence
+from p2pnode.overlay.kademlia.calls import CallTimes
+from p2pnode.overlay.peer_table import PeerTable
+from p2pnode.overlay.waits import LOOKS, Silence
 from tests.harness.builders.peers import heartbeat
 
 TIMEOUT_S = 4.0

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from overlay.wake_up import WakeUp
+from p2pnode.overlay.wake_up import WakeUp
 from tests.harness.environment.virtual_loop import run
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from overlay.sealing.invitation import Invitation
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode.client import STATUS_FILE, RunningNode
 from p2pnode.commands import bundle as command
 from p2pnode.commands.bundle import bundle
 from p2pnode.errors import UserError
+from p2pnode.overlay.sealing.invitation import Invitation
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 
 KEY, OTHER = SwarmKey(bytes(range(32))), SwarmKey(bytes(range(1, 33)))
 LINE = Invitation.of("digits", ["10.0.0.5:8468"], KeyRing((OTHER,))).line

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from overlay.settings import NodeSettings
 from p2pnode.config.settings import Config
 from p2pnode.daemon import _gateway
+from p2pnode.overlay.settings import NodeSettings
 from tests.harness.environment.simulated import SeededEntropy
 
 

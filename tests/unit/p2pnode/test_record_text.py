@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from p2pnode.record_text import as_json, as_text
-from training.dispatch.recordio import encode_example
+from p2pnode.training.dispatch.recordio import encode_example
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from overlay.sealing.invitation import Invitation
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode.bundle import REMOVED, Redactor
+from p2pnode.overlay.sealing.invitation import Invitation
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 
 KEY = SwarmKey(bytes(range(7, 39)))
 LINE = Invitation.of("digits", ["10.0.0.5:8468"], KeyRing((KEY,))).line

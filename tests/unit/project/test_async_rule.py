@@ -13,10 +13,10 @@ from benchmarks.async_rule import Swarm, way_of
 from benchmarks.characters import LOCAL_STEPS
 from benchmarks.record import NotMeasured
 from benchmarks.virtual_worker import LATE
-from training.settings import ExchangeSettings
-from training.shards.outer_rule import Rule
-from training.tasks.task import TrainSpec
-from training.trainer.runner import TaskRunner
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.tasks.task import TrainSpec
+from p2pnode.training.trainer.runner import TaskRunner
 
 SIZE, NODES, STEPS, RATE = 16, 3, 5, 0.05
 

@@ -9,8 +9,8 @@ from benchmarks.gated_daemon import GatedTrainer
 from benchmarks.gpt import Gpt, GptModel, GptOptions
 from benchmarks.large import SHAPES
 from benchmarks.stub_daemon import SleepingTrainer
-from training.settings import TrainingSettings
-from training.trainer_link.interface import Trainer
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.trainer_link.interface import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -20,8 +20,8 @@ from benchmarks.gate import Turn
 from benchmarks.outer_rule import Study, completions, default_rule, differences
 from benchmarks.probed import probe, window
 from benchmarks.steps import between, median_interval
-from training.settings import ExchangeSettings
-from training.shards.outer_rule import Rule
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.outer_rule import Rule
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from benchmarks import wan_window
 from benchmarks.record import NotMeasured
 from benchmarks.wan import SCENARIOS, settings_of
 from benchmarks.wan_trainer import Ages
-from training.layout import shard_bounds
+from p2pnode.training.layout import shard_bounds
 
 #: Two turns of 8 s with 2 s between them, and one that ends after the measured time.
 NOTES = [

@@ -27,12 +27,12 @@ from p2pnode.errors import LASTING, ExitCode
 from p2pnode.keys import api_token
 from p2pnode.keys.key_files import read_key_file
 from p2pnode.status.guard import OPEN_PATHS
+from p2pnode.training.dispatch.etcd_store import EtcdStore
+from p2pnode.training.dispatch.open_store import open_store
+from p2pnode.training.settings import TrainingSettings
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run as run_virtual
 from tests.harness.project.repository import ROOT
-from training.dispatch.etcd_store import EtcdStore
-from training.dispatch.open_store import open_store
-from training.settings import TrainingSettings
 
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness.project.repository import PACKAGES, ROOT, sources, syntax_nodes, syntax_tree
+from tests.harness.project.repository import PACKAGES, ROOT, module_name, sources, syntax_nodes, syntax_tree
 
 TRAINERS_SIDE = ("training/trainer/", "training/tasks/", "p2pnode/integrations/")
 
@@ -53,10 +53,6 @@ BYPASSES = {
     "uuid.uuid1",
     "uuid.uuid4",
 }
-
-
-def module_name(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def docstring(path: str) -> str:

@@ -25,9 +25,9 @@ from documentation.scale import (
     requests,
     scale_page,
 )
-from overlay.discovery.placement import rank
-from overlay.ids import key_id
 from p2pnode.lifecycle.memory_budget import budget
+from p2pnode.overlay.discovery.placement import rank
+from p2pnode.overlay.ids import key_id
 from tests.harness.builders.peers import ids
 from tests.harness.project.repository import ROOT
 

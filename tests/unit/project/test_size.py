@@ -27,7 +27,7 @@ def test_a_tree_is_counted_by_package(tmp_path: Path) -> None:
         {
             "overlay/peers.py": '"""Peers."""\n\nA = 1\n',
             "training/loop.py": "class Loop:\n    pass\n",
-            "training/exchange/push.py": "import training.loop\n",
+            "training/exchange/push.py": "import p2pnode.training.loop\n",
             "docs/events.md": "| event |\n| `joined` | info |\n| `left` | info |\n",
             "docs/config.md": "| key |\n|---|\n| `port` | 1 |\n| `steps` | 2 |\n| `seed` | 3 |\n| 4 | no setting |\n",
             "README.md": "two words",
@@ -53,10 +53,13 @@ def test_docstrings_are_no_statements() -> None:
 def test_imports_are_counted_inside_and_from_outside() -> None:
     """Each pair of modules once, also inside functions; an import of a name is one of its module."""
     modules = {
-        "training/exchange/push.py": ast.parse("from training.exchange import pull\nimport training.loop"),
+        "training/exchange/push.py": ast.parse(
+            "from p2pnode.training.exchange import pull\nimport p2pnode.training.loop"
+        ),
         "training/exchange/pull.py": ast.parse("import numpy"),
         "training/loop.py": ast.parse(
-            "from training.exchange.push import Push, Pushed\ndef f():\n    from training.exchange.push import Later"
+            "from p2pnode.training.exchange.push import Push, Pushed\n"
+            "def f():\n    from p2pnode.training.exchange.push import Later"
         ),
     }
 
@@ -68,7 +71,7 @@ def test_requests_are_the_registered_names() -> None:
     modules = {
         "overlay/hello.py": ast.parse('HELLO, OTHER = "hello", "other"'),
         "overlay/server.py": ast.parse(
-            "from overlay import hello\nfrom overlay.hello import OTHER as O\nPROBE = 'probe'\n"
+            "from p2pnode.overlay import hello\nfrom p2pnode.overlay.hello import OTHER as O\nPROBE = 'probe'\n"
             "a.register(PROBE, f)\na.register('pull', f)\na.register_bare(hello.HELLO, f)\na.register(O, f)\n"
             "a.register(Ping, f)\na.register()\n"
         ),

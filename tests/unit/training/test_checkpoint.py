@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from overlay.environment import Disk
-from overlay.system import FolderDisk
+from p2pnode.overlay.environment import Disk
+from p2pnode.overlay.system import FolderDisk
+from p2pnode.training import checkpoint
+from p2pnode.training.checkpoint import Checkpoint, CheckpointState
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.layout import Layout, LayoutEntry
 from tests.harness.environment.simulated import MemoryDisk
-from training import checkpoint
-from training.checkpoint import Checkpoint, CheckpointState
-from training.encoding.codecs import Vector
-from training.exchange.terms import Term
-from training.layout import Layout, LayoutEntry
 
 LAYOUT = Layout(
     (

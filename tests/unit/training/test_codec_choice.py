@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.line_rate import MeasuredLine
-from training.codec_choice import (
+from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.training.codec_choice import (
     CHOICES,
     CLIMB,
     CONFIRMATIONS,
@@ -27,9 +27,9 @@ from training.codec_choice import (
     CodecControl,
     LineFacts,
 )
-from training.encoding.codecs import CodecName
-from training.settings import ExchangeSettings
-from training.step_bytes import StepShape, step_bytes
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.step_bytes import StepShape, step_bytes
 
 MBIT = 125_000.0
 AUTO = ExchangeSettings(codec="auto")

@@ -6,10 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.harness.environment.loop_turns import counted_turns
-from tests.harness.environment.simulated import InlineExecutor
-from training import kernels
-from training.cooperative import (
+from p2pnode.training import kernels
+from p2pnode.training.cooperative import (
     LIGHT_PASSES,
     VALUES_PER_PASS,
     VALUES_PER_TURN,
@@ -19,6 +17,8 @@ from training.cooperative import (
     light,
     off_loop,
 )
+from tests.harness.environment.loop_turns import counted_turns
+from tests.harness.environment.simulated import InlineExecutor
 
 
 class CountingExecutor(InlineExecutor):

@@ -8,10 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlay.transport import RequestRejected
-from tests.harness.environment.simulated import ListLog
-from tests.harness.stubs.answering_peers import PEERS, NewsSwarm, exchange_news
-from training.duplicate_data import (
+from p2pnode.overlay.transport import RequestRejected
+from p2pnode.training.duplicate_data import (
     MAX_DISTANCE,
     MIN_VALUES,
     STEPS,
@@ -22,6 +20,8 @@ from training.duplicate_data import (
     distance,
     sampled,
 )
+from tests.harness.environment.simulated import ListLog
+from tests.harness.stubs.answering_peers import PEERS, NewsSwarm, exchange_news
 
 GENESIS = b"g" * 16
 SIZE = 2 * VALUES

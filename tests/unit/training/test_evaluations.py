@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from p2pnode.training.evaluations import CONFIRMATIONS, UNEVALUATED_STEPS, Evaluations
+from p2pnode.training.progress import Progress
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.trainer_link.interface import Evaluation
 from tests.harness.environment.simulated import NoLog
-from training.evaluations import CONFIRMATIONS, UNEVALUATED_STEPS, Evaluations
-from training.progress import Progress
-from training.settings import TrainingSettings
-from training.trainer_link.interface import Evaluation
 
 
 def evaluations(until: str = "accuracy>=0.9", eval_steps: int = 0) -> tuple[Evaluations, Progress]:

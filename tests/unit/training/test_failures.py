@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.failures import WINDOW_S, Failures, cause_of
+from p2pnode.training.failures import WINDOW_S, Failures, cause_of
 
 HOUR_S = 3600.0
 

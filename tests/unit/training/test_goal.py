@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from training.goal import Best, BestMetrics, Goal
+from p2pnode.training.goal import Best, BestMetrics, Goal
 
 
 @pytest.mark.parametrize(

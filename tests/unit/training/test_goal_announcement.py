@@ -7,10 +7,10 @@ import random
 import msgspec
 import pytest
 
-from overlay.transport import RequestRejected
+from p2pnode.overlay.transport import RequestRejected
+from p2pnode.training.goal_announcement import GoalAnnouncement, GoalReached
 from tests.harness.environment.simulated import ListLog
 from tests.harness.stubs.answering_peers import PEERS, NewsSwarm, exchange_news
-from training.goal_announcement import GoalAnnouncement, GoalReached
 
 GENESIS, UNTIL = b"g" * 16, "accuracy>=0.9"
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from training.layout import Layout, LayoutEntry, shard_bounds
+from p2pnode.training.layout import Layout, LayoutEntry, shard_bounds
 
 
 def layout_of(*entries: tuple[str, tuple[int, ...], str]) -> Layout:

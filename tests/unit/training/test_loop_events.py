@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
+from p2pnode.training.loop_events import NO_END, note_left, note_start
 from tests.harness.environment.simulated import ListLog, VirtualClock
-from training.loop_events import NO_END, note_left, note_start
 
 
 def log_of() -> ListLog:

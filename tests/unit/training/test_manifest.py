@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from training.layout import Layout, LayoutEntry
-from training.manifest import PROTOCOL, Manifest, Mismatch, compare, explain, propose
-from training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
-from training.shards.outer_rule import Rule
-from training.trainer_link.interface import TrainerHello
+from p2pnode.training.layout import Layout, LayoutEntry
+from p2pnode.training.manifest import PROTOCOL, Manifest, Mismatch, compare, explain, propose
+from p2pnode.training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.trainer_link.interface import TrainerHello
 
 WEIGHT = LayoutEntry("0.weight", (4, 3), "float32", "parameter", 0, 12)
 BIAS = LayoutEntry("1.bias", (4,), "float32", "parameter", 12, 4)

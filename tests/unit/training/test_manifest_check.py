@@ -10,15 +10,15 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from overlay.addresses import Address
-from overlay.peers import Contact
-from overlay.requests import Handler
-from overlay.transport import MAX_HEAD_BYTES, Body, Buffer, ReceivedResponse, Response, TransportError
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.requests import Handler
+from p2pnode.overlay.transport import MAX_HEAD_BYTES, Body, Buffer, ReceivedResponse, Response, TransportError
+from p2pnode.training.layout import Layout, LayoutEntry
+from p2pnode.training.manifest import PROTOCOL, Manifest, Mismatch, explain
+from p2pnode.training.manifest_check import ManifestRefused, compare_with, register
+from p2pnode.training.shards.outer_rule import Rule
 from tests.harness.trainers.stub_trainer import plain_layout
-from training.layout import Layout, LayoutEntry
-from training.manifest import PROTOCOL, Manifest, Mismatch, explain
-from training.manifest_check import ManifestRefused, compare_with, register
-from training.shards.outer_rule import Rule
 
 PEER = Contact(b"p" * 20, Address("10.0.0.1", 8468))
 SWARMS = Manifest(

@@ -12,8 +12,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from training.encoding.codecs import Vector
-from training.model_file import (
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.model_file import (
     VECTOR_DTYPES,
     BadModelFile,
     TensorFile,
@@ -22,7 +22,7 @@ from training.model_file import (
     file_pieces,
     model_pieces,
 )
-from training.trainer_link.interface import ModelDescription, TensorSource
+from p2pnode.training.trainer_link.interface import ModelDescription, TensorSource
 
 
 def description(*tensors: TensorSource, fixed: str = "", **local: bytes) -> ModelDescription:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.progress import SHARE_STEPS, STEPS_KEPT, Progress
+from p2pnode.training.progress import SHARE_STEPS, STEPS_KEPT, Progress
 
 
 def test_the_time_of_each_phase_is_added_up() -> None:

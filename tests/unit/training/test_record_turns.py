@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from p2pnode.training.record_turns import NoRecords, RecordsOver, unless_over
 from tests.harness.environment.virtual_loop import run
-from training.record_turns import NoRecords, RecordsOver, unless_over
 
 
 class Ending:

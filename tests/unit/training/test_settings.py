@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
+from p2pnode.training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.encoding.frames import MAX_PAYLOAD_BYTES
-from training.exchange import terms
-from training.settings import ExchangeSettings
-from training.shard_count import (
+from p2pnode.training.encoding.frames import MAX_PAYLOAD_BYTES
+from p2pnode.training.exchange import terms
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shard_count import (
     MAX_SHARDS,
     MIN_SHARDS,
     SHARD_VALUES,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from training.encoding import codecs
-from training.encoding.codecs import CodecName
-from training.step_bytes import StepShape, bytes_per_value, step_bytes
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.step_bytes import StepShape, bytes_per_value, step_bytes
 
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8", "int4", "sparse"])

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlay.peers import Activity
+from p2pnode.overlay.peers import Activity
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.step_bench import LoopBench
-from training.settings import ExchangeSettings
-from training.trainer_link.interface import TrainerFailed
 
 
 def bench_of(**training: Any) -> LoopBench:

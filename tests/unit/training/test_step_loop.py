@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlay.peers import Activity
+from p2pnode.overlay.peers import Activity
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.step_loop import CRASH_LOOP_FAILURES
+from p2pnode.training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerFailed
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.step_bench import LoopBench
-from training.settings import ExchangeSettings
-from training.step_loop import CRASH_LOOP_FAILURES
-from training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerFailed
 
 
 def test_an_order_says_which_of_the_workers_this_node_is() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from training.encoding.codecs import CodecName
-from training.settings import ExchangeSettings
-from training.step_rules import delta_weight, fell_behind, pushed_weight, sharers, was_away
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.step_rules import delta_weight, fell_behind, pushed_weight, sharers, was_away
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from overlay.overlay import Overlay
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.training.swarm import Swarm
 from tests.harness.stubs.exchange_context import ScriptedSwarm
-from training.swarm import Swarm
 
 MEMBERS = [name for name in vars(Swarm) if not name.startswith("_")]
 CALLS = [name for name in MEMBERS if inspect.isfunction(vars(Swarm)[name])]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from training.dispatch.conversion.arrays import idx_records, npz_records
-from training.dispatch.conversion.lines import json_records, text_records
-from training.dispatch.conversion.sources import BadSource, Source, SourceFormat, format_of
-from training.dispatch.conversion.tables import TableFormat, table_records
+from p2pnode.training.dispatch.conversion.arrays import idx_records, npz_records
+from p2pnode.training.dispatch.conversion.lines import json_records, text_records
+from p2pnode.training.dispatch.conversion.sources import BadSource, Source, SourceFormat, format_of
+from p2pnode.training.dispatch.conversion.tables import TableFormat, table_records
 
 
 def common_format(sources: Sequence[Source]) -> SourceFormat:

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
-from training.dispatch.conversion.sources import BadSource, Source, open_source
-from training.dispatch.recordio import BadExample, encode_example
+from p2pnode.training.dispatch.conversion.sources import BadSource, Source, open_source
+from p2pnode.training.dispatch.recordio import BadExample, encode_example
 
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _BLOCK_BYTES = 1 << 20

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from training.dispatch.conversion.sources import BadSource, Source, open_source
+from p2pnode.training.dispatch.conversion.sources import BadSource, Source, open_source
 
 #: The largest record: what readers accept by default, with its length.
 MAX_RECORD_BYTES = 2**28 - 4

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-from training.errors import TrainingError
+from p2pnode.training.errors import TrainingError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZIP_MAGIC = b"PK\x03\x04"

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from training.dispatch.conversion.lines import MAX_RECORD_BYTES
-from training.dispatch.conversion.sources import BadSource, Source, open_source
+from p2pnode.training.dispatch.conversion.lines import MAX_RECORD_BYTES
+from p2pnode.training.dispatch.conversion.sources import BadSource, Source, open_source
 
 _INTEGER = re.compile(r"\s*-?(?:0|[1-9][0-9]{0,18})\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*", re.ASCII)

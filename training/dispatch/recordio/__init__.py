@@ -4,20 +4,26 @@
 the chunks of a file by their headers; `reader` reads them; `writer` makes them; `files` has new files; `examples` turns
 arrays into records and back. Scripts may use what is exported here:
 
-    from training.dispatch.recordio import RecordFile
+    from p2pnode.training.dispatch.recordio import RecordFile
     with RecordFile("train.recordio") as records:
         for record in records: ...
 
 Source of the format: PaddlePaddle/recordio (Go), which ElasticDL's current reader uses as well.
 """
 
-from training.dispatch.recordio.chunk import Chunk
-from training.dispatch.recordio.examples import BadExample, decode_example, encode_example, stack_examples
-from training.dispatch.recordio.files import create_records
-from training.dispatch.recordio.index import ChunkPlace, FileIndex, TornPolicy, read_index
-from training.dispatch.recordio.layout import ChunkTooLarge, Compressor, CorruptChunk, RecordFileError, TornChunk
-from training.dispatch.recordio.reader import MAX_CHUNK_BYTES, RecordFile, read_chunk
-from training.dispatch.recordio.writer import CHUNK_BYTES, RecordWriter
+from p2pnode.training.dispatch.recordio.chunk import Chunk
+from p2pnode.training.dispatch.recordio.examples import BadExample, decode_example, encode_example, stack_examples
+from p2pnode.training.dispatch.recordio.files import create_records
+from p2pnode.training.dispatch.recordio.index import ChunkPlace, FileIndex, TornPolicy, read_index
+from p2pnode.training.dispatch.recordio.layout import (
+    ChunkTooLarge,
+    Compressor,
+    CorruptChunk,
+    RecordFileError,
+    TornChunk,
+)
+from p2pnode.training.dispatch.recordio.reader import MAX_CHUNK_BYTES, RecordFile, read_chunk
+from p2pnode.training.dispatch.recordio.writer import CHUNK_BYTES, RecordWriter
 
 __all__ = [
     "CHUNK_BYTES",

@@ -14,14 +14,14 @@ from typing import Any, overload
 
 import numpy as np
 
-from training import kernels
-from training.dispatch.recordio.compression import (
+from p2pnode.training import kernels
+from p2pnode.training.dispatch.recordio.compression import (
     GZIP_MAGIC,
     SNAPPY_IDENTIFIER,
     OutputTooLarge,
     decompress,
 )
-from training.dispatch.recordio.layout import (
+from p2pnode.training.dispatch.recordio.layout import (
     LENGTH,
     LENGTH_BYTES,
     ChunkHeader,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 
-from training.dispatch.recordio.layout import Compressor, MalformedChunk
+from p2pnode.training.dispatch.recordio.layout import Compressor, MalformedChunk
 
 #: The first frame of each stream.
 SNAPPY_IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from training.dispatch.recordio.layout import Compressor
-from training.dispatch.recordio.writer import CHUNK_BYTES, RecordWriter
+from p2pnode.training.dispatch.recordio.layout import Compressor
+from p2pnode.training.dispatch.recordio.writer import CHUNK_BYTES, RecordWriter
 
 _MODE = 0o644
 

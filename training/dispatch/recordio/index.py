@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
-from training.dispatch.recordio.layout import (
+from p2pnode.training.dispatch.recordio.layout import (
     HEADER_BYTES,
     MAGIC_BYTES,
     ChunkHeader,

@@ -16,7 +16,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from training.errors import TrainingError
+from p2pnode.training.errors import TrainingError
 
 MAGIC = 0x01020304
 MAGIC_BYTES = MAGIC.to_bytes(4, "little")

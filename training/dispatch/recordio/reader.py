@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from training.dispatch.recordio.chunk import Chunk, decode
-from training.dispatch.recordio.compression import OutputTooLarge
-from training.dispatch.recordio.index import (
+from p2pnode.training.dispatch.recordio.chunk import Chunk, decode
+from p2pnode.training.dispatch.recordio.compression import OutputTooLarge
+from p2pnode.training.dispatch.recordio.index import (
     ChunkPlace,
     FileIndex,
     TornPolicy,
@@ -24,7 +24,13 @@ from training.dispatch.recordio.index import (
     read_index,
     walk,
 )
-from training.dispatch.recordio.layout import ChunkTooLarge, CorruptChunk, MalformedChunk, RecordFileError, TornChunk
+from p2pnode.training.dispatch.recordio.layout import (
+    ChunkTooLarge,
+    CorruptChunk,
+    MalformedChunk,
+    RecordFileError,
+    TornChunk,
+)
 
 #: Eight times what writers put into a chunk; larger chunks have one larger record, or are meant to exhaust memory.
 MAX_CHUNK_BYTES = 256 * 2**20

@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from training.dispatch.recordio.compression import compress
-from training.dispatch.recordio.layout import LENGTH, LENGTH_BYTES, MAX_U32, ChunkHeader, Compressor
+from p2pnode.training.dispatch.recordio.compression import compress
+from p2pnode.training.dispatch.recordio.layout import LENGTH, LENGTH_BYTES, MAX_U32, ChunkHeader, Compressor
 
 #: Where the Go implementation cuts chunks, by the bytes of their records.
 CHUNK_BYTES = 32 * 2**20

@@ -15,7 +15,7 @@ import cloudpickle
 import dask.multiprocessing
 from dask.local import get_sync
 
-from training.engines.mapreduce.errors import BadRequest, MapReduceError, NotEncodable, WorkersLost
+from p2pnode.training.engines.mapreduce.errors import BadRequest, MapReduceError, NotEncodable, WorkersLost
 
 #: How long a cluster may take to answer, and to have a worker.
 CONNECT_S = 10.0

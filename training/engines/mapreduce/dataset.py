@@ -15,11 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
-from training.engines.mapreduce import stages
-from training.engines.mapreduce.backends import Backend, StageTask
-from training.engines.mapreduce.errors import BadRequest, function_failed, shown
-from training.engines.mapreduce.sinks import FolderSink, SaveFormat
-from training.engines.mapreduce.stages import Begin, Block, Function, Stage, Transformation, chained, decoded, named
+from p2pnode.training.engines.mapreduce import stages
+from p2pnode.training.engines.mapreduce.backends import Backend, StageTask
+from p2pnode.training.engines.mapreduce.errors import BadRequest, function_failed, shown
+from p2pnode.training.engines.mapreduce.sinks import FolderSink, SaveFormat
+from p2pnode.training.engines.mapreduce.stages import (
+    Begin,
+    Block,
+    Function,
+    Stage,
+    Transformation,
+    chained,
+    decoded,
+    named,
+)
 
 T = TypeVar("T")
 U = TypeVar("U")

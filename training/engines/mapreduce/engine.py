@@ -13,11 +13,11 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
-from training.engines.mapreduce.backends import make_backend
-from training.engines.mapreduce.dataset import Dataset, applied, block, loaded
-from training.engines.mapreduce.errors import BadRequest, NotEncodable, shown
-from training.engines.mapreduce.sources import PART_BYTES, Format, parts_of
-from training.engines.mapreduce.stages import decoded
+from p2pnode.training.engines.mapreduce.backends import make_backend
+from p2pnode.training.engines.mapreduce.dataset import Dataset, applied, block, loaded
+from p2pnode.training.engines.mapreduce.errors import BadRequest, NotEncodable, shown
+from p2pnode.training.engines.mapreduce.sources import PART_BYTES, Format, parts_of
+from p2pnode.training.engines.mapreduce.stages import decoded
 
 T = TypeVar("T")
 

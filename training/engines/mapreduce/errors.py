@@ -6,7 +6,7 @@ import os
 import socket
 import traceback
 
-from training.errors import TrainingError
+from p2pnode.training.errors import TrainingError
 
 #: An element is shown by so many characters of its representation.
 SHOWN_CHARS = 120

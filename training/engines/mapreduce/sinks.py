@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from training.dispatch.recordio import create_records
-from training.engines.mapreduce.errors import BadRequest, SinkFailed, shown
+from p2pnode.training.dispatch.recordio import create_records
+from p2pnode.training.engines.mapreduce.errors import BadRequest, SinkFailed, shown
 
 SaveFormat = Literal["text", "json", "recordio"]
 _ENDINGS: dict[SaveFormat, str] = {"text": "txt", "json": "jsonl", "recordio": "recordio"}

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, Literal
 
 import fsspec
 
-from training.dispatch.recordio import RecordFileError, read_chunk, read_index
-from training.engines.mapreduce.errors import BadRequest, SourceFailed, shown
-from training.engines.mapreduce.stages import Begin
+from p2pnode.training.dispatch.recordio import RecordFileError, read_chunk, read_index
+from p2pnode.training.engines.mapreduce.errors import BadRequest, SourceFailed, shown
+from p2pnode.training.engines.mapreduce.stages import Begin
 
 Format = Literal["text", "json", "recordio", "parquet"]
 #: Bytes of text in a part, unless asked otherwise.

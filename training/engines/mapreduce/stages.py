@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import cloudpickle
 
-from training.engines.mapreduce.errors import BadRequest, NotEncodable, function_failed, shown
+from p2pnode.training.engines.mapreduce.errors import BadRequest, NotEncodable, function_failed, shown
 
 Function = Callable[..., Any]
 #: An encoded partition; the list itself where nothing leaves the process.

@@ -16,11 +16,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from training.engines.link import EngineLink
-from training.engines.peer.loop import run_peer
-from training.engines.program import Context, Program, Verbs
-from training.engines.values_link import LinkedStore, LinkedValues, Pulling, Script, answer_pull, immediate
-from training.trainer_link.engine_messages import (
+from p2pnode.training.engines.link import EngineLink
+from p2pnode.training.engines.peer.loop import run_peer
+from p2pnode.training.engines.program import Context, Program, Verbs
+from p2pnode.training.engines.values_link import LinkedStore, LinkedValues, Pulling, Script, answer_pull, immediate
+from p2pnode.training.trainer_link.engine_messages import (
     AbandonRun,
     BeginRun,
     Counted,
@@ -31,8 +31,8 @@ from training.trainer_link.engine_messages import (
     PullDone,
     WaitAtBarrier,
 )
-from training.values.encoding import Key
-from training.values.store import NewValue, Stamped, ValueStore, ValueUpdate
+from p2pnode.training.values.encoding import Key
+from p2pnode.training.values.store import NewValue, Stamped, ValueStore, ValueUpdate
 
 #: Barriers by name; one of a program's own is registered.
 METHODS = ("asp", "bsp", "ssp", "pbsp", "pssp")

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from training.engines.program import Context, Verbs
-from training.values.store import ValueStore
+from p2pnode.training.engines.program import Context, Verbs
+from p2pnode.training.values.store import ValueStore
 
 
 class PeerHost(Protocol):

@@ -25,9 +25,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from training.values.encoding import Key
-from training.values.reducers import reduced
-from training.values.store import ValueUpdate
+from p2pnode.training.values.encoding import Key
+from p2pnode.training.values.reducers import reduced
+from p2pnode.training.values.store import ValueUpdate
 
 #: What a worker computed, by key.
 KeyedUpdates = Sequence[tuple[Key, Any]]

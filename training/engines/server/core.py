@@ -22,12 +22,12 @@ from typing import Literal
 
 import msgspec
 
-from training.barriers.predicates import Barrier
-from training.dispatch.answers import QueueRules, ReportAnswer
-from training.engines.server.acceptance import Commit, Contribution, Policy
-from training.engines.server.gate import OwnBarrier, StepGate
-from training.engines.server.tasks import LeasedTask, TaskLeases
-from training.trainer_link.engine_messages import TaskCounts
+from p2pnode.training.barriers.predicates import Barrier
+from p2pnode.training.dispatch.answers import QueueRules, ReportAnswer
+from p2pnode.training.engines.server.acceptance import Commit, Contribution, Policy
+from p2pnode.training.engines.server.gate import OwnBarrier, StepGate
+from p2pnode.training.engines.server.tasks import LeasedTask, TaskLeases
+from p2pnode.training.trainer_link.engine_messages import TaskCounts
 
 #: A server numbers its tasks from its epoch on, so that no two servers give one number twice.
 TASKS_PER_EPOCH = 1 << 32

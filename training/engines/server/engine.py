@@ -15,20 +15,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from training.engines.link import EngineLink
-from training.engines.program import Surroundings
-from training.engines.server.fencing import RECORD_KEY
-from training.engines.server.losses import UpdatesLost
-from training.engines.server.options import BarrierName, ServerOptions
-from training.engines.server.program import ServerContext, ServerProgram, ServerVerbs, set_value
-from training.engines.server.pulling import ServerPull
-from training.engines.server.script_host import ScriptHost
-from training.engines.server.succession import run_server
-from training.engines.server.worker import run_worker
-from training.engines.values_link import LinkedValues, Script, answer_pull, immediate
-from training.trainer_link.engine_messages import AbandonRun, BeginRun, EngineReady, FinishRun, PullAsked, PullDone
-from training.values.encoding import Key
-from training.values.store import Stamped
+from p2pnode.training.engines.link import EngineLink
+from p2pnode.training.engines.program import Surroundings
+from p2pnode.training.engines.server.fencing import RECORD_KEY
+from p2pnode.training.engines.server.losses import UpdatesLost
+from p2pnode.training.engines.server.options import BarrierName, ServerOptions
+from p2pnode.training.engines.server.program import ServerContext, ServerProgram, ServerVerbs, set_value
+from p2pnode.training.engines.server.pulling import ServerPull
+from p2pnode.training.engines.server.script_host import ScriptHost
+from p2pnode.training.engines.server.succession import run_server
+from p2pnode.training.engines.server.worker import run_worker
+from p2pnode.training.engines.values_link import LinkedValues, Script, answer_pull, immediate
+from p2pnode.training.trainer_link.engine_messages import (
+    AbandonRun,
+    BeginRun,
+    EngineReady,
+    FinishRun,
+    PullAsked,
+    PullDone,
+)
+from p2pnode.training.values.encoding import Key
+from p2pnode.training.values.store import Stamped
 
 
 class ParameterServer(ServerVerbs):

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from training.engines.server.core import ServerRecord
-from training.values.encoding import Key
-from training.values.store import Stamped, ValueUpdate
+from p2pnode.training.engines.server.core import ServerRecord
+from p2pnode.training.values.encoding import Key
+from p2pnode.training.values.store import Stamped, ValueUpdate
 
 #: No key of a program: it is refused by `checked_key`.
 RECORD_KEY = b"\0p2pnode server"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 
-from training.barriers.predicates import Barrier, resample_after, sample_size
+from p2pnode.training.barriers.predicates import Barrier, resample_after, sample_size
 
 #: A barrier of one's own: which of the idle workers may go on, given the completed steps of all, by worker.
 OwnBarrier = Callable[[Mapping[bytes, int], list[bytes]], Iterable[bytes]]

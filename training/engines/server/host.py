@@ -9,9 +9,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from training.engines.program import Surroundings
-from training.trainer_link.engine_messages import TaskCounts
-from training.values.store import ValueStore
+from p2pnode.training.engines.program import Surroundings
+from p2pnode.training.trainer_link.engine_messages import TaskCounts
+from p2pnode.training.values.store import ValueStore
 
 Result = TypeVar("Result")
 

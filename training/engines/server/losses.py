@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from training.engines.server.core import TASKS_PER_EPOCH, Failure, Pending
-from training.engines.server.program import raise_failure
-from training.errors import TrainingError
+from p2pnode.training.engines.server.core import TASKS_PER_EPOCH, Failure, Pending
+from p2pnode.training.engines.server.program import raise_failure
+from p2pnode.training.errors import TrainingError
 
 #: So many lost updates are named in the text of the error.
 SHOWN = 3

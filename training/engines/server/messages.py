@@ -12,11 +12,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from training.engines.server.acceptance import Contribution
-from training.engines.server.core import MAX_KEYS, Failure, Outcome, Pending, ServerRecord, Work
-from training.engines.server.tasks import LeasedTask
-from training.errors import TrainingError
-from training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
+from p2pnode.training.engines.server.acceptance import Contribution
+from p2pnode.training.engines.server.core import MAX_KEYS, Failure, Outcome, Pending, ServerRecord, Work
+from p2pnode.training.engines.server.tasks import LeasedTask
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
 
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 EncodedKey = Annotated[bytes, Meta(min_length=2, max_length=257)]

@@ -7,10 +7,10 @@ from typing import Literal, get_args
 
 import msgspec
 
-from training.barriers.predicates import Barrier, make_barrier
-from training.dispatch.answers import QueueRules
-from training.engines.server.acceptance import EachAtOnce, Policy, Quota, WholeStep
-from training.settings import BarrierSettings
+from p2pnode.training.barriers.predicates import Barrier, make_barrier
+from p2pnode.training.dispatch.answers import QueueRules
+from p2pnode.training.engines.server.acceptance import EachAtOnce, Policy, Quota, WholeStep
+from p2pnode.training.settings import BarrierSettings
 
 BarrierName = Literal["bsp", "ssp", "asp", "pbsp", "pssp"]
 

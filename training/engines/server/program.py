@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from training.engines.program import Context, Pairs, Results, Surroundings, VerbFailed, Verbs, called
-from training.engines.server.core import MAX_KEYS, Failure, Work
-from training.engines.server.fencing import RECORD_KEY
-from training.values.encoding import Key, decode_key, encode_key, encode_value
-from training.values.reducers import Reducer
-from training.values.store import Stamped, ValueUpdate
+from p2pnode.training.engines.program import Context, Pairs, Results, Surroundings, VerbFailed, Verbs, called
+from p2pnode.training.engines.server.core import MAX_KEYS, Failure, Work
+from p2pnode.training.engines.server.fencing import RECORD_KEY
+from p2pnode.training.values.encoding import Key, decode_key, encode_key, encode_value
+from p2pnode.training.values.reducers import Reducer
+from p2pnode.training.values.store import Stamped, ValueUpdate
 
 #: A task: keys whose values the server sends along, and pairs (key, value) that come as they are.
 TaskKeys = Iterable[Key | tuple[Key, Any]]

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from training.engines.program import Surroundings, VerbFailed, summary, verb_failed
-from training.engines.server.fencing import RECORD_KEY, ServerReplaced, not_yet_applied, replaced_record
-from training.engines.server.program import ServerContext, ServerVerbs
-from training.engines.values_link import Pulling
-from training.values.encoding import Key
-from training.values.reducers import reduced
-from training.values.store import NewValue, PullFailed, Stamped, ValueUpdate
+from p2pnode.training.engines.program import Surroundings, VerbFailed, summary, verb_failed
+from p2pnode.training.engines.server.fencing import RECORD_KEY, ServerReplaced, not_yet_applied, replaced_record
+from p2pnode.training.engines.server.program import ServerContext, ServerVerbs
+from p2pnode.training.engines.values_link import Pulling
+from p2pnode.training.values.encoding import Key
+from p2pnode.training.values.reducers import reduced
+from p2pnode.training.values.store import NewValue, PullFailed, Stamped, ValueUpdate
 
 
 class ServerPull:

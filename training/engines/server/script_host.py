@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from training.engines.link import EngineLink, NoNode
-from training.engines.server.host import Members
-from training.engines.values_link import LinkedStore, LinkedValues, Script, immediate
-from training.trainer_link.engine_messages import (
+from p2pnode.training.engines.link import EngineLink, NoNode
+from p2pnode.training.engines.server.host import Members
+from p2pnode.training.engines.values_link import LinkedStore, LinkedValues, Script, immediate
+from p2pnode.training.trainer_link.engine_messages import (
     CallAnswered,
     Called,
     CallNode,

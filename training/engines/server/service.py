@@ -16,20 +16,20 @@ from dataclasses import dataclass
 
 import msgspec
 
-from training.engines.program import VerbFailed
-from training.engines.server import messages
-from training.engines.server.acceptance import Commit, Contribution, NotWeighable, updates_of
-from training.engines.server.core import Failure, Name, Outcome, ServerCore, ServerRecord, Work
-from training.engines.server.fencing import RECORD_KEY, ServerReplaced, decode_record, encode_record
-from training.engines.server.host import Asked, NodeHost
-from training.engines.server.losses import RunFailed, lost_update, raise_end
-from training.engines.server.messages import Computed, HeldLease, Poll, TaskGiven, Told
-from training.engines.server.options import ServerOptions
-from training.engines.server.program import ServerContext, ServerVerbs
-from training.engines.server.takeover import Takeover
-from training.engines.server.tasks import LeasedTask
-from training.values.encoding import BadValue, Key, decode_key, encode_key, encode_value
-from training.values.store import StoreUnavailable, UpdateFailed, ValueUpdate
+from p2pnode.training.engines.program import VerbFailed
+from p2pnode.training.engines.server import messages
+from p2pnode.training.engines.server.acceptance import Commit, Contribution, NotWeighable, updates_of
+from p2pnode.training.engines.server.core import Failure, Name, Outcome, ServerCore, ServerRecord, Work
+from p2pnode.training.engines.server.fencing import RECORD_KEY, ServerReplaced, decode_record, encode_record
+from p2pnode.training.engines.server.host import Asked, NodeHost
+from p2pnode.training.engines.server.losses import RunFailed, lost_update, raise_end
+from p2pnode.training.engines.server.messages import Computed, HeldLease, Poll, TaskGiven, Told
+from p2pnode.training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.program import ServerContext, ServerVerbs
+from p2pnode.training.engines.server.takeover import Takeover
+from p2pnode.training.engines.server.tasks import LeasedTask
+from p2pnode.training.values.encoding import BadValue, Key, decode_key, encode_key, encode_value
+from p2pnode.training.values.store import StoreUnavailable, UpdateFailed, ValueUpdate
 
 #: A worker is answered after so long even if there is nothing to tell: it shows that the server lives.
 LONGEST_WAIT_S = 1.0

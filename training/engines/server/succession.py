@@ -10,16 +10,16 @@ been started anew, with the values that their state directories have kept, and t
 
 from __future__ import annotations
 
-from training.engines.server import messages
-from training.engines.server.core import ServerRecord
-from training.engines.server.fencing import RECORD_KEY, ServerReplaced, decode_record
-from training.engines.server.host import NodeHost
-from training.engines.server.losses import raise_end
-from training.engines.server.messages import NoServer, Poll, Told
-from training.engines.server.options import ServerOptions
-from training.engines.server.program import ServerVerbs
-from training.engines.server.service import MEMBERS_S, Serving
-from training.trainer_link.engine_messages import NotAnswered
+from p2pnode.training.engines.server import messages
+from p2pnode.training.engines.server.core import ServerRecord
+from p2pnode.training.engines.server.fencing import RECORD_KEY, ServerReplaced, decode_record
+from p2pnode.training.engines.server.host import NodeHost
+from p2pnode.training.engines.server.losses import raise_end
+from p2pnode.training.engines.server.messages import NoServer, Poll, Told
+from p2pnode.training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.program import ServerVerbs
+from p2pnode.training.engines.server.service import MEMBERS_S, Serving
+from p2pnode.training.trainer_link.engine_messages import NotAnswered
 
 
 async def run_server(verbs: ServerVerbs, host: NodeHost, options: ServerOptions, run: int = 1) -> int:

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from training.engines.server.acceptance import Commit, Contribution, Policy
-from training.engines.server.core import Pending, ServerRecord, WorkerProgress
+from p2pnode.training.engines.server.acceptance import Commit, Contribution, Policy
+from p2pnode.training.engines.server.core import Pending, ServerRecord, WorkerProgress
 
 #: Lost contributions that the record names; more are counted.
 MAX_LOST = 256

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from training.dispatch.answers import Cause, QueueRules, ReportAnswer
-from training.dispatch.queue import HeadRow, lease_duration_s
+from p2pnode.training.dispatch.answers import Cause, QueueRules, ReportAnswer
+from p2pnode.training.dispatch.queue import HeadRow, lease_duration_s
 
 Work = TypeVar("Work")
 

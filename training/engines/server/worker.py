@@ -12,18 +12,18 @@ from typing import Any
 
 import msgspec
 
-from training.engines.program import VerbFailed
-from training.engines.server import messages
-from training.engines.server.core import MAX_KEYS
-from training.engines.server.fencing import RECORD_KEY, decode_record
-from training.engines.server.host import NodeHost
-from training.engines.server.losses import raise_end
-from training.engines.server.messages import Computed, HeldLease, NoServer, Poll, TaskGiven, Told
-from training.engines.server.options import ServerOptions
-from training.engines.server.program import ServerContext, ServerVerbs
-from training.trainer_link.engine_messages import NotAnswered
-from training.values.encoding import Key, ValueNotEncodable, decode_key, decode_value
-from training.values.store import StoreUnavailable
+from p2pnode.training.engines.program import VerbFailed
+from p2pnode.training.engines.server import messages
+from p2pnode.training.engines.server.core import MAX_KEYS
+from p2pnode.training.engines.server.fencing import RECORD_KEY, decode_record
+from p2pnode.training.engines.server.host import NodeHost
+from p2pnode.training.engines.server.losses import raise_end
+from p2pnode.training.engines.server.messages import Computed, HeldLease, NoServer, Poll, TaskGiven, Told
+from p2pnode.training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.program import ServerContext, ServerVerbs
+from p2pnode.training.trainer_link.engine_messages import NotAnswered
+from p2pnode.training.values.encoding import Key, ValueNotEncodable, decode_key, decode_value
+from p2pnode.training.values.store import StoreUnavailable
 
 #: Between two attempts to reach a server.
 RETRY_S = 0.2

@@ -8,18 +8,18 @@ too.
 
 from __future__ import annotations
 
-from overlay.environment import Environment
-from training.cooperative import VALUES_PER_TURN, LoopTurns, light, off_loop
-from training.encoding.codecs import CodecName, Vector
-from training.encoding.frames import Allocate, BadFrame, FrameReader, Part, new_memory, read_encoded
-from training.exchange.counters import Counters
-from training.exchange.messages import PullResult
-from training.exchange.owner.published import apply_all, whole
-from training.exchange.peer_score import Nonsense
-from training.exchange.store.replica import NO_POSITION, Position, Replica
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import Term
-from training.shards.delta_range import MAX_STATE_LENGTH, has_length
+from p2pnode.overlay.environment import Environment
+from p2pnode.training.cooperative import VALUES_PER_TURN, LoopTurns, light, off_loop
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.frames import Allocate, BadFrame, FrameReader, Part, new_memory, read_encoded
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.messages import PullResult
+from p2pnode.training.exchange.owner.published import apply_all, whole
+from p2pnode.training.exchange.peer_score import Nonsense
+from p2pnode.training.exchange.store.replica import NO_POSITION, Position, Replica
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH, has_length
 
 #: Values copied at once: half a millisecond.
 VALUES_PER_COPY = 2 * VALUES_PER_TURN

@@ -16,12 +16,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from overlay.environment import Environment
-from overlay.peers import Contact
-from training.exchange.directory import OwnerDirectory
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.swarm import Swarm
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.exchange.directory import OwnerDirectory
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.swarm import Swarm
 
 #: Owners have so long at least.
 MIN_RELIEF_DELAY_S = 2.0

@@ -15,32 +15,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from overlay.environment import Environment
-from overlay.peers import Contact
-from overlay.transport import TransportError
-from training.codec_choice import CodecChoice
-from training.cooperative import light
-from training.encoding import codecs
-from training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
-from training.encoding.pull_codecs import follows_chains, whole_codec
-from training.exchange.client.follower import ChainFollower
-from training.exchange.client.joiner_relief import JoinerRelief
-from training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
-from training.exchange.counters import Counters
-from training.exchange.directory import OwnerDirectory
-from training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
-from training.exchange.owner.final_values import FinalValues
-from training.exchange.owner.validation import ShardInspector
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.run_state import RunState
-from training.exchange.step_wait import Obstacles, StepWait, together
-from training.exchange.store.replica import NO_POSITION, Replica
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.exchange.terms import MAX_BELIEVED, ZERO_TERM
-from training.settings import ExchangeSettings
-from training.shards.delta_range import MAX_STATE_LENGTH
-from training.swarm import Swarm
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.codec_choice import CodecChoice
+from p2pnode.training.cooperative import light
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
+from p2pnode.training.encoding.pull_codecs import follows_chains, whole_codec
+from p2pnode.training.exchange.client.follower import ChainFollower
+from p2pnode.training.exchange.client.joiner_relief import JoinerRelief
+from p2pnode.training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.directory import OwnerDirectory
+from p2pnode.training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
+from p2pnode.training.exchange.owner.final_values import FinalValues
+from p2pnode.training.exchange.owner.validation import ShardInspector
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.step_wait import Obstacles, StepWait, together
+from p2pnode.training.exchange.store.replica import NO_POSITION, Replica
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.exchange.terms import MAX_BELIEVED, ZERO_TERM
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH
+from p2pnode.training.swarm import Swarm
 
 #: Of float32.
 VALUE_BYTES = 4

@@ -20,23 +20,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from overlay.environment import Environment
-from training.codec_choice import CodecChoice
-from training.cooperative import LoopTurns, ThreadPauses
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
-from training.exchange.client.outbox import Outbox
-from training.exchange.counters import Counters
-from training.exchange.directory import OwnerDirectory
-from training.exchange.messages import Push
-from training.exchange.own_deltas import Delivery, Outgoing
-from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.run_state import RunState
-from training.exchange.step_wait import StepWait
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.settings import ExchangeSettings
-from training.shards.delta_range import is_delta_in_range
+from p2pnode.overlay.environment import Environment
+from p2pnode.training.codec_choice import CodecChoice
+from p2pnode.training.cooperative import LoopTurns, ThreadPauses
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.exchange.client.outbox import Outbox
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.directory import OwnerDirectory
+from p2pnode.training.exchange.messages import Push
+from p2pnode.training.exchange.own_deltas import Delivery, Outgoing
+from p2pnode.training.exchange.owner.deltas import DeltaHandler
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.step_wait import StepWait
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.delta_range import is_delta_in_range
 
 #: A thread encodes 390,000 values as bfloat16, int8 or int4 in 0.2 ms, as sparse in 0.5 ms: then it pauses less often.
 LIGHT_TURNS = 2

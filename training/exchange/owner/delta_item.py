@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overlay.transport import Buffer
-from training.cooperative import VALUES_PER_UPDATE, light
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
-from training.encoding.frames import (
+from p2pnode.overlay.transport import Buffer
+from p2pnode.training.cooperative import VALUES_PER_UPDATE, light
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.frames import (
     BadFrame,
     FrameReader,
     Part,
@@ -22,10 +22,10 @@ from training.encoding.frames import (
     read_array,
     read_blob,
 )
-from training.exchange.store.records import BufferedDelta, Owned
-from training.shards import robust
-from training.shards.applied import DeltaId
-from training.shards.value_batch import MAX_BATCH_BYTES, BadBatch, ValueBatch, decode_batch
+from p2pnode.training.exchange.store.records import BufferedDelta, Owned
+from p2pnode.training.shards import robust
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.value_batch import MAX_BATCH_BYTES, BadBatch, ValueBatch, decode_batch
 
 #: Bytes of an encoded batch: updates and results, each of which may be as large as one value more than the limit.
 MAX_ENCODED_BATCH_BYTES = 4 * MAX_BATCH_BYTES

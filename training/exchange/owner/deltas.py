@@ -13,31 +13,31 @@ from typing import Protocol
 
 import msgspec
 
-from overlay.environment import Environment
-from overlay.peers import Contact
-from overlay.transport import Buffer, Response
-from training.codec_choice import CodecChoice
-from training.cooperative import light
-from training.encoding import codecs
-from training.encoding.codecs import Vector
-from training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
-from training.exchange.counters import Counters
-from training.exchange.messages import Push, PushAnswer, PushResult, encode
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PushIntake
-from training.exchange.owner.replication import DeltaReplicator, lacks_backup, not_owned
-from training.exchange.owner.validation import DeltaValidator
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.run_state import RunState
-from training.exchange.store.records import BufferedDelta
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
-from training.shards.delta_range import is_delta_in_range
-from training.shards.outer_rule import is_plain
-from training.swarm import Swarm
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer, Response
+from p2pnode.training.codec_choice import CodecChoice
+from p2pnode.training.cooperative import light
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.messages import Push, PushAnswer, PushResult, encode
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PushIntake
+from p2pnode.training.exchange.owner.replication import DeltaReplicator, lacks_backup, not_owned
+from p2pnode.training.exchange.owner.validation import DeltaValidator
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.store.records import BufferedDelta
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.delta_range import is_delta_in_range
+from p2pnode.training.shards.outer_rule import is_plain
+from p2pnode.training.swarm import Swarm
 
 
 class BatchRepair(Protocol):

@@ -17,14 +17,14 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Iterable
 
-from overlay.environment import Environment
-from overlay.peers import Contact
-from overlay.transport import Buffer, Response, TransportError
-from training.encoding.codecs import Vector
-from training.exchange.directory import OwnerDirectory
-from training.exchange.messages import encode
-from training.exchange.owner.replication import lacks_backup
-from training.exchange.ownership_messages import (
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer, Response, TransportError
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.exchange.directory import OwnerDirectory
+from p2pnode.training.exchange.messages import encode
+from p2pnode.training.exchange.owner.replication import lacks_backup
+from p2pnode.training.exchange.ownership_messages import (
     CompareCopies,
     CopyDigest,
     FinalBuffers,
@@ -32,12 +32,12 @@ from training.exchange.ownership_messages import (
     FinalDone,
     TransferResult,
 )
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.store.records import Owned
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.swarm import Swarm, own_contact
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.store.records import Owned
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.swarm import Swarm, own_contact
 
 #: The backup hashes its copies before it answers: 100 million values take a second.
 COMPARE_TIMEOUT_S = 10.0

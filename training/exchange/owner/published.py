@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Encoded, Vector
-from training.exchange.terms import Term
-from training.shards.delta_range import MAX_STATE_LENGTH, has_length
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Encoded, Vector
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH, has_length
 
 DIGEST_BYTES = 8
 CHAIN_BYTES = 8

@@ -23,19 +23,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overlay.environment import Environment
-from overlay.transport import Buffer
-from training.cooperative import VALUES_PER_PART, ThreadPauses
-from training.encoding.codecs import CodecName, Vector
-from training.encoding.frames import FrameReader, Part, encoded_frames, framed_bytes, read_encoded
-from training.encoding.pull_codecs import WHOLE
-from training.exchange.owner.published import CHAIN_BYTES, ApproximatedState, Change, Published, begin, continued, tick
-from training.exchange.ownership_messages import HandOver, PublishedHead
-from training.exchange.store.records import Owned
-from training.exchange.store.replica import Position, Replica
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.exchange.terms import MAX_BELIEVED
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.transport import Buffer
+from p2pnode.training.cooperative import VALUES_PER_PART, ThreadPauses
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.frames import FrameReader, Part, encoded_frames, framed_bytes, read_encoded
+from p2pnode.training.encoding.pull_codecs import WHOLE
+from p2pnode.training.exchange.owner.published import (
+    CHAIN_BYTES,
+    ApproximatedState,
+    Change,
+    Published,
+    begin,
+    continued,
+    tick,
+)
+from p2pnode.training.exchange.ownership_messages import HandOver, PublishedHead
+from p2pnode.training.exchange.store.records import Owned
+from p2pnode.training.exchange.store.replica import Position, Replica
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.exchange.terms import MAX_BELIEVED
 
 #: With int4, of 0.53 bytes per value, a tick comes about every step; smaller changes come more often.
 BYTES_PER_STEP = 0.6

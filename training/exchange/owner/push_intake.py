@@ -12,10 +12,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from training.cooperative import VALUES_PER_PART
-from training.encoding.frames import BadFrame
-from training.exchange.messages import SIGN_OF_LIFE, Push, PushResult, piece_of
-from training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.cooperative import VALUES_PER_PART
+from p2pnode.training.encoding.frames import BadFrame
+from p2pnode.training.exchange.messages import SIGN_OF_LIFE, Push, PushResult, piece_of
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
 
 PARTS_AT_ONCE = 2
 PART_S = 0.1

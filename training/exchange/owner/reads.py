@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from weakref import ref
 
-from overlay.peers import Contact
-from overlay.transport import Buffer, Response
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
-from training.encoding.frames import Part, framed_bytes, frames, sized
-from training.exchange.counters import Counters
-from training.exchange.messages import (
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer, Response
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.frames import Part, framed_bytes, frames, sized
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.messages import (
     LocateOwners,
     LocateOwnersAnswer,
     Pull,
@@ -24,27 +24,27 @@ from training.exchange.messages import (
     Wanted,
     encode,
 )
-from training.exchange.owner.final_values import FinalValues
-from training.exchange.owner.published import Published
-from training.exchange.owner.publishing import Publisher, Sending, changes_of
-from training.exchange.owner.validation import ShardInspector
-from training.exchange.ownership_messages import (
+from p2pnode.training.exchange.owner.final_values import FinalValues
+from p2pnode.training.exchange.owner.published import Published
+from p2pnode.training.exchange.owner.publishing import Publisher, Sending, changes_of
+from p2pnode.training.exchange.owner.validation import ShardInspector
+from p2pnode.training.exchange.ownership_messages import (
     Fetch,
     ShardList,
     StateHead,
     SurveyAnswer,
 )
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.run_state import RunState
-from training.exchange.store import state_stream
-from training.exchange.store.copies import copy_status, replica_copy
-from training.exchange.store.replica import Position, Replica
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_stream import describe
-from training.exchange.swarm_view import SwarmView
-from training.exchange.terms import Term
-from training.shards.state import ShardState
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.store import state_stream
+from p2pnode.training.exchange.store.copies import copy_status, replica_copy
+from p2pnode.training.exchange.store.replica import Position, Replica
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.store.state_stream import describe
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.shards.state import ShardState
 
 #: Encoded values kept: enough for a whole model of 16 million values in bfloat16.
 MAX_ENCODED_BYTES = 32 * 1024 * 1024

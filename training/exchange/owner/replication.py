@@ -11,24 +11,24 @@ import asyncio
 from collections.abc import Container
 from itertools import chain
 
-from overlay.environment import Environment
-from overlay.peers import Contact
-from overlay.transport import TransportError
-from training.encoding.frames import sized
-from training.exchange.counters import Counters
-from training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, Push, PushResult
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.validation import DeltaValidator
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.run_state import RunState
-from training.exchange.store.records import Owned
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.exchange.terms import Fence, Term
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import is_plain
-from training.swarm import Swarm
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.encoding.frames import sized
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, Push, PushResult
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.exchange.owner.validation import DeltaValidator
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.store.records import Owned
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.exchange.terms import Fence, Term
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import is_plain
+from p2pnode.training.swarm import Swarm
 
 #: How often a delta is forwarded again because the pair changed meanwhile, before the origin gets "retry".
 FORWARD_ROUNDS = 3

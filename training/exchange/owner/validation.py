@@ -16,20 +16,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from overlay.environment import Environment
-from training.cooperative import LoopYielder, off_loop
-from training.exchange.counters import Counters
-from training.exchange.messages import Push, PushResult, RefusalReason
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.settings import ExchangeSettings
-from training.shards import robust
-from training.shards.applied import DeltaId
-from training.shards.delta_range import MAX_LENGTH, is_usual_at_first, longest
-from training.shards.robust import FirstNorms, Norms
-from training.shards.state import ShardState
+from p2pnode.overlay.environment import Environment
+from p2pnode.training.cooperative import LoopYielder, off_loop
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.messages import Push, PushResult, RefusalReason
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards import robust
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.delta_range import MAX_LENGTH, is_usual_at_first, longest
+from p2pnode.training.shards.robust import FirstNorms, Norms
+from p2pnode.training.shards.state import ShardState
 
 #: The weights that owner and origin compute may differ by the lag of their population estimates, not by more.
 WEIGHT_FACTOR = 2.0

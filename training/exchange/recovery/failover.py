@@ -11,28 +11,28 @@ from __future__ import annotations
 
 import asyncio
 
-from overlay.environment import Environment
-from overlay.peers import Activity, Contact
-from overlay.transport import Response, TransportError
-from training.cooperative import off_loop
-from training.encoding.frames import BadFrame, FrameReader
-from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
-from training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
-from training.exchange.owner.delta_item import NO_VALUES
-from training.exchange.ownership_messages import CopyStatus, Fetch, ShardList, SurveyAnswer, TransferResult
-from training.exchange.peer_score import Nonsense
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.recovery.route_finder import SEARCH_WITHIN_S, RouteFinder
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.run_state import RunState
-from training.exchange.store import state_stream
-from training.exchange.store.copies import copy_status, has_known_owner, has_state, rank_copy, replica_copy
-from training.exchange.store.replica import Replica
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
-from training.shards.state import ShardState, last_steps
-from training.swarm import Swarm
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Activity, Contact
+from p2pnode.overlay.transport import Response, TransportError
+from p2pnode.training.cooperative import off_loop
+from p2pnode.training.encoding.frames import BadFrame, FrameReader
+from p2pnode.training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
+from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
+from p2pnode.training.exchange.owner.delta_item import NO_VALUES
+from p2pnode.training.exchange.ownership_messages import CopyStatus, Fetch, ShardList, SurveyAnswer, TransferResult
+from p2pnode.training.exchange.peer_score import Nonsense
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.recovery.route_finder import SEARCH_WITHIN_S, RouteFinder
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.store import state_stream
+from p2pnode.training.exchange.store.copies import copy_status, has_known_owner, has_state, rank_copy, replica_copy
+from p2pnode.training.exchange.store.replica import Replica
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
+from p2pnode.training.shards.state import ShardState, last_steps
+from p2pnode.training.swarm import Swarm
 
 #: A replica is used only when no better copy was found for this long, because a backup may detect the failure this much
 #: later. With 5.5 s of detection and a survey this stays within the detection bound of 10 s.

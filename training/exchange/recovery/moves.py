@@ -13,24 +13,24 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from overlay.environment import Environment
-from overlay.peers import Contact
-from training.cooperative import LoopYielder
-from training.encoding import low_bits
-from training.encoding.codecs import Encoded, Vector
-from training.encoding.frames import sized
-from training.exchange.counters import Counters
-from training.exchange.directory import PARTNER_TIMEOUT_S
-from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.owner.publishing import Publisher
-from training.exchange.ownership_messages import HandOver, Learn, ShardList, StateHead, TransferResult
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.store import state_stream
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_stream import describe
-from training.exchange.terms import OwnerInfo, Term
-from training.shards.state import ShardState
-from training.swarm import Swarm
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.cooperative import LoopYielder
+from p2pnode.training.encoding import low_bits
+from p2pnode.training.encoding.codecs import Encoded, Vector
+from p2pnode.training.encoding.frames import sized
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.directory import PARTNER_TIMEOUT_S
+from p2pnode.training.exchange.owner.deltas import DeltaHandler
+from p2pnode.training.exchange.owner.publishing import Publisher
+from p2pnode.training.exchange.ownership_messages import HandOver, Learn, ShardList, StateHead, TransferResult
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.store import state_stream
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.store.state_stream import describe
+from p2pnode.training.exchange.terms import OwnerInfo, Term
+from p2pnode.training.shards.state import ShardState
+from p2pnode.training.swarm import Swarm
 
 #: States of at most this many bytes are copied and sent in one request, and no more than the line carries in so many
 #: seconds: what was copied when a request fails is copied again.

@@ -14,23 +14,23 @@ from enum import StrEnum
 from functools import partial
 from typing import TypeVar
 
-from overlay.capacity import split
-from overlay.environment import Environment
-from overlay.peers import Activity, Contact
-from overlay.transport import TransportError
-from training.encoding.frames import BadFrame
-from training.exchange.directory import OwnerDirectory
-from training.exchange.owner.publishing import Publisher
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.recovery.failover import Failover
-from training.exchange.recovery.moves import ShardMoves
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.run_state import Phase, RunState
-from training.exchange.store.records import Owned
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.settings import ExchangeSettings
-from training.swarm import Swarm
+from p2pnode.overlay.capacity import split
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Activity, Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.encoding.frames import BadFrame
+from p2pnode.training.exchange.directory import OwnerDirectory
+from p2pnode.training.exchange.owner.publishing import Publisher
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.recovery.failover import Failover
+from p2pnode.training.exchange.recovery.moves import ShardMoves
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.run_state import Phase, RunState
+from p2pnode.training.exchange.store.records import Owned
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.swarm import Swarm
 
 TICK_S = 0.5
 #: Shards ranked without a turn of the loop for others: what is the same for all is found once.

@@ -16,14 +16,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 
-from overlay.environment import Environment
-from overlay.peers import Contact, PeerChange
-from overlay.transport import Buffer, Response, TransportError
-from training.cooperative import VALUES_PER_ROW, off_loop
-from training.encoding.frames import BadFrame, FrameReader, list_if_small
-from training.exchange.counters import Counters
-from training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
-from training.exchange.messages import (
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Contact, PeerChange
+from p2pnode.overlay.transport import Buffer, Response, TransportError
+from p2pnode.training.cooperative import VALUES_PER_ROW, off_loop
+from p2pnode.training.encoding.frames import BadFrame, FrameReader, list_if_small
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
+from p2pnode.training.exchange.messages import (
     MAX_DELTAS,
     LocateOwners,
     LocateOwnersAnswer,
@@ -32,10 +32,10 @@ from training.exchange.messages import (
     encode,
     record_frames,
 )
-from training.exchange.owner.delta_item import IncomingDelta, logged_frames, logged_item, read_item
-from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.owner.replication import lacks_backup
-from training.exchange.ownership_messages import (
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta, logged_frames, logged_item, read_item
+from p2pnode.training.exchange.owner.deltas import DeltaHandler
+from p2pnode.training.exchange.owner.replication import lacks_backup
+from p2pnode.training.exchange.ownership_messages import (
     MAX_SOUGHT,
     FindDeltas,
     FoundDeltas,
@@ -46,16 +46,16 @@ from training.exchange.ownership_messages import (
     OwnedHistory,
     ShardList,
 )
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.run_state import RunState
-from training.exchange.store.repair_log import LogEntry, SupersededCopy, compare, identities_of
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.exchange.terms import MAX_BELIEVED, OwnerInfo, Term
-from training.settings import ExchangeSettings
-from training.shards.applied import Applied, DeltaId
-from training.swarm import Swarm
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.store.repair_log import LogEntry, SupersededCopy, compare, identities_of
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.exchange.terms import MAX_BELIEVED, OwnerInfo, Term
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.applied import Applied, DeltaId
+from p2pnode.training.swarm import Swarm
 
 #: Owners send their claims to one more node this often, and at once to nodes that return.
 CLAIMS_INTERVAL_S = 2.0

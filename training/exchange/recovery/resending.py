@@ -10,16 +10,16 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from overlay.environment import Environment
-from overlay.peers import Contact
-from overlay.transport import Buffer, Response, TransportError
-from training.encoding.frames import Part, encoded_frames, sized
-from training.exchange.counters import Counters
-from training.exchange.directory import PARTNER_TIMEOUT_S
-from training.exchange.messages import PushStatus, encode
-from training.exchange.own_deltas import Acknowledged, AcknowledgedKey, SentDeltas
-from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.ownership_messages import (
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer, Response, TransportError
+from p2pnode.training.encoding.frames import Part, encoded_frames, sized
+from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.directory import PARTNER_TIMEOUT_S
+from p2pnode.training.exchange.messages import PushStatus, encode
+from p2pnode.training.exchange.own_deltas import Acknowledged, AcknowledgedKey, SentDeltas
+from p2pnode.training.exchange.owner.deltas import DeltaHandler
+from p2pnode.training.exchange.ownership_messages import (
     MAX_ASKED,
     AskedDelta,
     FindLacking,
@@ -28,12 +28,12 @@ from training.exchange.ownership_messages import (
     OfferedDeltas,
     OfferedDeltasAnswer,
 )
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.run_state import RunState
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.shards.applied import DeltaId
-from training.swarm import Swarm
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.swarm import Swarm
 
 #: Encoded bytes that are sent again at a time, and how often at most.
 MAX_SENT_BYTES, EVERY_S = 4 << 20, 1.0

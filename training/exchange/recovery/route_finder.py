@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from overlay.environment import Environment
-from overlay.peers import Contact
-from overlay.transport import TransportError
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.rpc import ExchangeRpc
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import SwarmView
-from training.swarm import Swarm
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.swarm import Swarm
 
 #: Members asked at once whether they reach another one.
 RELAYS_ASKED = 3

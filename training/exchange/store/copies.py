@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Container
 from typing import NamedTuple
 
-from training.exchange.ownership_messages import CopyStatus
-from training.exchange.store.records import StoredState
-from training.exchange.store.replica import Replica
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import ROLE_RANK, ZERO_TERM, Role, Term
-from training.shards.state import ShardState
+from p2pnode.training.exchange.ownership_messages import CopyStatus
+from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.exchange.store.replica import Replica
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import ROLE_RANK, ZERO_TERM, Role, Term
+from p2pnode.training.shards.state import ShardState
 
 
 class CopyRank(NamedTuple):

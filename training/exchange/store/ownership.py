@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from overlay.peers import Contact
-from training.exchange.store.records import KnownOwner
-from training.exchange.terms import (
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.exchange.store.records import KnownOwner
+from p2pnode.training.exchange.terms import (
     GENERATION,
     MAX_GENERATIONS_AHEAD,
     TERM_LIMIT,

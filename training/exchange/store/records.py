@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from overlay.peers import Contact
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
-from training.exchange.terms import Term
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule, is_plain
-from training.shards.state import ShardState
-from training.shards.value_batch import ValueBatch
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule, is_plain
+from p2pnode.training.shards.state import ShardState
+from p2pnode.training.shards.value_batch import ValueBatch
 
 
 @dataclass(slots=True)

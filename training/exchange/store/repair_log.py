@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
-from training.encoding.codecs import CodecName
-from training.exchange.ownership_messages import OwnedHistory
-from training.exchange.terms import Term, generation_of
-from training.shards.applied import Applied, DeltaId
-from training.shards.state import ShardState
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.exchange.ownership_messages import OwnedHistory
+from p2pnode.training.exchange.terms import Term, generation_of
+from p2pnode.training.shards.applied import Applied, DeltaId
+from p2pnode.training.shards.state import ShardState
 
 
 @dataclass(frozen=True, slots=True)

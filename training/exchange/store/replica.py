@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training.encoding.codecs import Vector
-from training.exchange.terms import ZERO_TERM, Term
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.exchange.terms import ZERO_TERM, Term
 
 
 class Position(NamedTuple):

@@ -20,17 +20,17 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from overlay.peers import Contact
-from training.encoding.codecs import Vector
-from training.exchange.messages import ForwardStatus
-from training.exchange.store.ownership import Ownership
-from training.exchange.store.records import Backed, BufferedDelta, Owned, StoredState
-from training.exchange.store.repair_log import RepairLog, SupersededCopy
-from training.exchange.terms import GENERATION, ZERO_TERM, OwnerInfo, Term, generation_of
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.state import ShardState
-from training.shards.value_table import ValueTable
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.exchange.messages import ForwardStatus
+from p2pnode.training.exchange.store.ownership import Ownership
+from p2pnode.training.exchange.store.records import Backed, BufferedDelta, Owned, StoredState
+from p2pnode.training.exchange.store.repair_log import RepairLog, SupersededCopy
+from p2pnode.training.exchange.terms import GENERATION, ZERO_TERM, OwnerInfo, Term, generation_of
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
+from p2pnode.training.shards.value_table import ValueTable
 
 #: Buffered deltas for states still to come. Above it a forward is answered `unknown`, and the catch-up restarts.
 MAX_BUFFERED_BYTES = 256 * 1024 * 1024

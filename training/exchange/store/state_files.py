@@ -13,14 +13,14 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from training.encoding.codecs import Vector
-from training.exchange.ownership_messages import StateHead
-from training.exchange.store.records import StoredState
-from training.exchange.store.state_stream import ANY_STEPS, describe, implausible, restore
-from training.exchange.terms import TERM_LIMIT, Term
-from training.shards.state import ShardState
-from training.shards.value_batch import BadBatch
-from training.shards.value_table import ValueTable
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.exchange.ownership_messages import StateHead
+from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.exchange.store.state_stream import ANY_STEPS, describe, implausible, restore
+from p2pnode.training.exchange.terms import TERM_LIMIT, Term
+from p2pnode.training.shards.state import ShardState
+from p2pnode.training.shards.value_batch import BadBatch
+from p2pnode.training.shards.value_table import ValueTable
 
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 4

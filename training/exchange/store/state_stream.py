@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from overlay.environment import Executor
-from overlay.transport import Buffer
-from training.cooperative import VALUES_PER_ROW, off_loop
-from training.encoding import low_bits
-from training.encoding.codecs import Encoded, Vector
-from training.encoding.frames import (
+from p2pnode.overlay.environment import Executor
+from p2pnode.overlay.transport import Buffer
+from p2pnode.training.cooperative import VALUES_PER_ROW, off_loop
+from p2pnode.training.encoding import low_bits
+from p2pnode.training.encoding.codecs import Encoded, Vector
+from p2pnode.training.encoding.frames import (
     BadFrame,
     FrameReader,
     Part,
@@ -24,16 +24,16 @@ from training.encoding.frames import (
     read_blob,
     read_encoded,
 )
-from training.exchange.messages import read_record, record_frames
-from training.exchange.ownership_messages import StateHead
-from training.exchange.peer_score import Nonsense
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import MAX_BELIEVED, Term
-from training.shards.applied import Applied, DeltaId
-from training.shards.robust import Norms
-from training.shards.state import ShardState
-from training.shards.value_batch import BadBatch
-from training.shards.value_table import ValueTable
+from p2pnode.training.exchange.messages import read_record, record_frames
+from p2pnode.training.exchange.ownership_messages import StateHead
+from p2pnode.training.exchange.peer_score import Nonsense
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import MAX_BELIEVED, Term
+from p2pnode.training.shards.applied import Applied, DeltaId
+from p2pnode.training.shards.robust import Norms
+from p2pnode.training.shards.state import ShardState
+from p2pnode.training.shards.value_batch import BadBatch
+from p2pnode.training.shards.value_table import ValueTable
 
 
 def describe(shard: int, term: Term, state: ShardState) -> StateHead:

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from training.barriers.predicates import sample_size
-from training.simulation.engines.reference import belief_factor
-from training.simulation.model.outcome import Counts, Moment, Outcome, Seconds, Trace
-from training.simulation.model.plan import DISCIPLINES, Plan
-from training.simulation.model.random_streams import DURATIONS, POOLS, SAMPLES, mixed, origin
-from training.simulation.model.samplers import REJECTION
-from training.simulation.model.step_times import PARAMETERS
+from p2pnode.training.barriers.predicates import sample_size
+from p2pnode.training.simulation.engines.reference import belief_factor
+from p2pnode.training.simulation.model.outcome import Counts, Moment, Outcome, Seconds, Trace
+from p2pnode.training.simulation.model.plan import DISCIPLINES, Plan
+from p2pnode.training.simulation.model.random_streams import DURATIONS, POOLS, SAMPLES, mixed, origin
+from p2pnode.training.simulation.model.samplers import REJECTION
+from p2pnode.training.simulation.model.step_times import PARAMETERS
 
 #: Completions between two returns from the compiled loop: about a second.
 BUDGET = 1 << 20
@@ -60,7 +60,7 @@ class CompiledEngine:
 
     def run(self, progress: Callable[[float], None] | None = None) -> Outcome:
         """Run to the end of the plan's duration."""
-        from training.simulation.engines import event_kernel
+        from p2pnode.training.simulation.engines import event_kernel
 
         plan = self.plan
         model, slowness = model_of(plan), slowness_of(plan)
@@ -79,7 +79,7 @@ class CompiledEngine:
         return self._outcome(event_kernel.waited(self._words, float(plan.duration_s)))
 
     def _advance(self, model: tuple[Any, ...], slowness: tuple[Any, ...]) -> Callable[[Counts], bool]:
-        from training.simulation.engines import event_kernel
+        from p2pnode.training.simulation.engines import event_kernel
 
         plan, barrier = self.plan, self._barrier
 
@@ -118,7 +118,7 @@ class CompiledEngine:
         return advance
 
     def _grouped_advance(self, model: tuple[Any, ...], slowness: tuple[Any, ...]) -> Callable[[Counts], bool]:
-        from training.simulation.engines import grouped_kernel
+        from p2pnode.training.simulation.engines import grouped_kernel
 
         plan, barrier = self.plan, self._barrier
         queried = min(int(self._beta[0]), plan.nodes - (not plan.self_sampled))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from training.simulation.engines.kernel_parts import (
+from p2pnode.training.simulation.engines.kernel_parts import (
     AT,
     BLOCKED,
     COMPLETED,

@@ -18,7 +18,7 @@ import math
 import numpy as np
 from numba import njit
 
-from training.simulation.engines.event_kernel import (
+from p2pnode.training.simulation.engines.event_kernel import (
     QUERIES,
     TESTS,
     UPDATES,
@@ -27,7 +27,7 @@ from training.simulation.engines.event_kernel import (
     raised,
     record_pass,
 )
-from training.simulation.engines.kernel_parts import AT, BLOCKED, insert, most_laggards, step_seconds, uniform
+from p2pnode.training.simulation.engines.kernel_parts import AT, BLOCKED, insert, most_laggards, step_seconds, uniform
 
 #: Below this logarithm the probability that none passes is not a normal float.
 MIN_LOG = -600.0

@@ -16,8 +16,8 @@ import math
 import numpy as np
 from numba import njit
 
-from training.simulation.model.random_streams import GAMMA, MIX_1, MIX_2
-from training.simulation.model.samplers import REJECTION
+from p2pnode.training.simulation.model.random_streams import GAMMA, MIX_1, MIX_2
+from p2pnode.training.simulation.model.samplers import REJECTION
 
 _GAMMA, _MIX_1, _MIX_2 = np.uint64(GAMMA), np.uint64(MIX_1), np.uint64(MIX_2)
 _S30, _S27, _S31, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)

@@ -15,11 +15,11 @@ from typing import Protocol
 
 import numpy as np
 
-from training.barriers.predicates import sample_size
-from training.simulation.model.outcome import Moment, Outcome, Trace, moment_of
-from training.simulation.model.plan import Plan
-from training.simulation.model.random_streams import CHURN, DURATIONS, ESTIMATES, RandomStream
-from training.simulation.model.samplers import BiasedSampler, PoolSampler, UniformSampler
+from p2pnode.training.barriers.predicates import sample_size
+from p2pnode.training.simulation.model.outcome import Moment, Outcome, Trace, moment_of
+from p2pnode.training.simulation.model.plan import Plan
+from p2pnode.training.simulation.model.random_streams import CHURN, DURATIONS, ESTIMATES, RandomStream
+from p2pnode.training.simulation.model.samplers import BiasedSampler, PoolSampler, UniformSampler
 
 
 class Kind(IntEnum):

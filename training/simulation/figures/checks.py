@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from training.simulation.figures.points import Values
+from p2pnode.training.simulation.figures.points import Values
 
 
 @dataclass(frozen=True, slots=True)

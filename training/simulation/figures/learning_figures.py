@@ -10,10 +10,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from training.simulation.figures import published
-from training.simulation.figures.plots import Line, Panel, draw
-from training.simulation.figures.studies import CNN_WORKERS, StudyResult, run_study, studies
-from training.simulation.figures.tables import HOLDS, ReproductionRequest, Row, order_row, write_csv
+from p2pnode.training.simulation.figures import published
+from p2pnode.training.simulation.figures.plots import Line, Panel, draw
+from p2pnode.training.simulation.figures.studies import CNN_WORKERS, StudyResult, run_study, studies
+from p2pnode.training.simulation.figures.tables import HOLDS, ReproductionRequest, Row, order_row, write_csv
 
 STUDY_FIGURES = ("accuracy", "stored_accuracy", "factorisation")
 #: Figures that are left out without the files of MNIST.

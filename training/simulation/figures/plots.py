@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.errors import TrainingError
+from p2pnode.training.errors import TrainingError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from training.simulation.model.outcome import Outcome
+    from p2pnode.training.simulation.model.outcome import Outcome
 
 
 class NoMatplotlib(TrainingError):

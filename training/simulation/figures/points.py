@@ -12,13 +12,13 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
-from training.simulation.figures import published
-from training.simulation.figures.published import Range
-from training.simulation.model.barrier_names import parse_barrier
-from training.simulation.model.metrics import summary
-from training.simulation.model.plan import Discipline, Plan
-from training.simulation.model.step_times import parse_step_times, parse_stragglers
-from training.simulation.run import simulate
+from p2pnode.training.simulation.figures import published
+from p2pnode.training.simulation.figures.published import Range
+from p2pnode.training.simulation.model.barrier_names import parse_barrier
+from p2pnode.training.simulation.model.metrics import summary
+from p2pnode.training.simulation.model.plan import Discipline, Plan
+from p2pnode.training.simulation.model.step_times import parse_step_times, parse_stragglers
+from p2pnode.training.simulation.run import simulate
 
 #: Runs per point. Complete barriers have one global clock and vary more; sampled ones average over nodes.
 SEEDS_SAMPLED, SEEDS_SMALL, SEEDS_COMPLETE = 2, 4, 12

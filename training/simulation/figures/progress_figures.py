@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.simulation.figures import published
-from training.simulation.figures.checks import CHECKS
-from training.simulation.figures.plots import Line, Panel, draw, step_panel
-from training.simulation.figures.points import Verdict, compare, measure, plan_of, points, values_of
-from training.simulation.figures.tables import ReproductionRequest, Row, order_row, write_csv
-from training.simulation.run import simulate
+from p2pnode.training.simulation.figures import published
+from p2pnode.training.simulation.figures.checks import CHECKS
+from p2pnode.training.simulation.figures.plots import Line, Panel, draw, step_panel
+from p2pnode.training.simulation.figures.points import Verdict, compare, measure, plan_of, points, values_of
+from p2pnode.training.simulation.figures.tables import ReproductionRequest, Row, order_row, write_csv
+from p2pnode.training.simulation.run import simulate
 
 POINT_FIGURES = (
     "steps", "sample_size", "disciplines", "text_run", "straggler_share", "straggler_slowness",

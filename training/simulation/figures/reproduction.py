@@ -7,10 +7,10 @@ the MNIST images are left out if their folder is not given; the table then has a
 
 from __future__ import annotations
 
-from training.simulation.figures.learning_figures import STUDY_FIGURES, learning_rows
-from training.simulation.figures.progress_figures import POINT_FIGURES, progress_rows
-from training.simulation.figures.sequence_figures import bound_rows, inconsistency_rows
-from training.simulation.figures.tables import ReproductionRequest, Row, write_csv
+from p2pnode.training.simulation.figures.learning_figures import STUDY_FIGURES, learning_rows
+from p2pnode.training.simulation.figures.progress_figures import POINT_FIGURES, progress_rows
+from p2pnode.training.simulation.figures.sequence_figures import bound_rows, inconsistency_rows
+from p2pnode.training.simulation.figures.tables import ReproductionRequest, Row, write_csv
 
 FIGURES = (*POINT_FIGURES, "inconsistency", "bounds", *STUDY_FIGURES)
 

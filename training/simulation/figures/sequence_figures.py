@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from training.simulation.figures import published
-from training.simulation.figures.plots import Line, Panel, draw
-from training.simulation.figures.studies import run_sequence
-from training.simulation.figures.tables import ReproductionRequest, Row, order_row, write_csv
-from training.simulation.model import bounds
+from p2pnode.training.simulation.figures import published
+from p2pnode.training.simulation.figures.plots import Line, Panel, draw
+from p2pnode.training.simulation.figures.studies import run_sequence
+from p2pnode.training.simulation.figures.tables import ReproductionRequest, Row, order_row, write_csv
+from p2pnode.training.simulation.model import bounds
 
 #: The barriers whose update sequences the simulator Ninox (`docs/psp.md`) drew.
 SEQUENCES = ("asp", "ssp(4)", "pbsp(5)", "pbsp(10)", "pssp(4,5)", "pssp(4,10)")

@@ -13,20 +13,20 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from training.simulation.figures import published
-from training.simulation.figures.points import plan_of
-from training.simulation.learning.learning import Curve, learn
-from training.simulation.learning.parameter_server import Server, learn_at_server
-from training.simulation.learning.problems import (
+from p2pnode.training.simulation.figures import published
+from p2pnode.training.simulation.figures.points import plan_of
+from p2pnode.training.simulation.learning.learning import Curve, learn
+from p2pnode.training.simulation.learning.parameter_server import Server, learn_at_server
+from p2pnode.training.simulation.learning.problems import (
     Cnn,
     Images,
     MatrixFactorisation,
     Problem,
     SoftmaxRegression,
 )
-from training.simulation.model import metrics
-from training.simulation.model.plan import Plan
-from training.simulation.run import simulate
+from p2pnode.training.simulation.model import metrics
+from p2pnode.training.simulation.model.plan import Plan
+from p2pnode.training.simulation.run import simulate
 
 ProblemName = Literal["softmax", "factorisation", "network"]
 

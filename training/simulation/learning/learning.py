@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from training.simulation.engines.reference import ReferenceEngine
-from training.simulation.learning.problems import Problem, Vector
-from training.simulation.model.outcome import Outcome
-from training.simulation.model.plan import Plan
+from p2pnode.training.simulation.engines.reference import ReferenceEngine
+from p2pnode.training.simulation.learning.problems import Problem, Vector
+from p2pnode.training.simulation.model.outcome import Outcome
+from p2pnode.training.simulation.model.plan import Plan
 
 
 @dataclass(slots=True)

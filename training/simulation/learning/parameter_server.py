@@ -10,11 +10,11 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from training.simulation.learning.learning import Curve
-from training.simulation.learning.problems import Problem, Vector
-from training.simulation.model.plan import Plan
-from training.simulation.model.random_streams import DURATIONS, RandomStream
-from training.simulation.model.samplers import UniformSampler
+from p2pnode.training.simulation.learning.learning import Curve
+from p2pnode.training.simulation.learning.problems import Problem, Vector
+from p2pnode.training.simulation.model.plan import Plan
+from p2pnode.training.simulation.model.random_streams import DURATIONS, RandomStream
+from p2pnode.training.simulation.model.samplers import UniformSampler
 
 
 @dataclass(frozen=True, slots=True)

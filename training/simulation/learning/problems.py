@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from training.errors import TrainingError
+from p2pnode.training.errors import TrainingError
 
 Vector = NDArray[np.float32]
 

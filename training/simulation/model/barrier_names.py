@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from training.settings import BarrierMethod, BarrierSettings
+from p2pnode.training.settings import BarrierMethod, BarrierSettings
 
 _NAME = re.compile(r"^(asp|bsp|ssp|pbsp|pssp)(?:\((\d+)(?:,(\d+))?\))?$")
 

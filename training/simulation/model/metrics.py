@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.simulation.model.outcome import Outcome, Trace
+from p2pnode.training.simulation.model.outcome import Outcome, Trace
 
 #: The percentiles that the published figures show.
 PERCENTILES = (2, 25, 50, 75, 95)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from training.simulation.model.plan import Plan
+from p2pnode.training.simulation.model.plan import Plan
 
 Counts = NDArray[np.int64]
 Seconds = NDArray[np.float64]

@@ -17,10 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from overlay.discovery.sampling import BALL_NODES, POOL_AGE_S, POOL_BALLS
-from training.barriers.predicates import Barrier, make_barrier
-from training.settings import BarrierMethod, BarrierSettings
-from training.simulation.model.step_times import StepTimes, Stragglers
+from p2pnode.overlay.discovery.sampling import BALL_NODES, POOL_AGE_S, POOL_BALLS
+from p2pnode.training.barriers.predicates import Barrier, make_barrier
+from p2pnode.training.settings import BarrierMethod, BarrierSettings
+from p2pnode.training.simulation.model.step_times import StepTimes, Stragglers
 
 Discipline = Literal["event", "repoll", "hold", "pool"]
 Sampler = Literal["uniform", "biased"]

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from training.simulation.model.random_streams import POOLS, SAMPLES, WEIGHTS, RandomStream
+from p2pnode.training.simulation.model.random_streams import POOLS, SAMPLES, WEIGHTS, RandomStream
 
 #: A sample is drawn by rejection if the population is at least this many times as large.
 REJECTION = 8

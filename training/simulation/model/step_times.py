@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from training.errors import TrainingError
-from training.simulation.model.random_streams import RandomStream
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.simulation.model.random_streams import RandomStream
 
 Kind = Literal["constant", "exp", "gamma", "lognormal", "trace"]
 #: Parameters of each kind; the order is that of the compiled engine's numbers.

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from training.dispatch.recordio import decode_example
-from training.tasks.task import TaskError
-from training.trainer.records.record_draws import Decode, RecordDraws
-from training.trainer.records.task_source import TaskSource
+from p2pnode.training.dispatch.recordio import decode_example
+from p2pnode.training.tasks.task import TaskError
+from p2pnode.training.trainer.records.record_draws import Decode, RecordDraws
+from p2pnode.training.trainer.records.task_source import TaskSource
 
 BATCH_SIZE = 32
 

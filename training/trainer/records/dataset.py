@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from training.trainer.records.record_draws import RecordDraws
+from p2pnode.training.trainer.records.record_draws import RecordDraws
 
 #: Iterations in a row that gave records of which none was trained.
 MAX_IDLE_ITERATIONS = 3

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from training.dispatch.dataset import LocalDataset
-from training.dispatch.recordio import read_chunk
-from training.trainer.records.record_draws import Decode
+from p2pnode.training.dispatch.dataset import LocalDataset
+from p2pnode.training.dispatch.recordio import read_chunk
+from p2pnode.training.trainer.records.record_draws import Decode
 
 
 class RecordFileStream:

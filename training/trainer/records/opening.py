@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from training.dispatch.chunks import BadDataset
-from training.dispatch.dataset import LocalDataset, RecordFilesMissing, read_dataset
-from training.trainer.connection import DaemonConnection
-from training.trainer.records.task_source import DispatchedTasks, LocalTasks, TaskSource
-from training.trainer_link.interface import TrainerFailed
-from training.trainer_link.record_messages import RecordSource
+from p2pnode.training.dispatch.chunks import BadDataset
+from p2pnode.training.dispatch.dataset import LocalDataset, RecordFilesMissing, read_dataset
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.records.task_source import DispatchedTasks, LocalTasks, TaskSource
+from p2pnode.training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer_link.record_messages import RecordSource
 
 
 def open_tasks(source: RecordSource, node_seed: int, connection: DaemonConnection) -> TaskSource:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from training.dispatch.reading import records_in_order
-from training.dispatch.recordio import RecordFileError
-from training.trainer.records.task_source import TaskSource
-from training.trainer.sampling.draws import ClaimProgress, Draws
-from training.trainer_link.data_messages import Claim
-from training.trainer_link.record_messages import RecordTask, TaskTrained
+from p2pnode.training.dispatch.reading import records_in_order
+from p2pnode.training.dispatch.recordio import RecordFileError
+from p2pnode.training.trainer.records.task_source import TaskSource
+from p2pnode.training.trainer.sampling.draws import ClaimProgress, Draws
+from p2pnode.training.trainer_link.data_messages import Claim
+from p2pnode.training.trainer_link.record_messages import RecordTask, TaskTrained
 
 Decode = Callable[[bytes], Any]
 

@@ -9,11 +9,11 @@ from typing import Protocol
 
 import msgspec
 
-from training.dispatch.dataset import LocalDataset, read_dataset
-from training.dispatch.permutation import EpochOrder
-from training.trainer.connection import DaemonConnection, DaemonGone
-from training.trainer_link.messages import SignOfLife
-from training.trainer_link.record_messages import (
+from p2pnode.training.dispatch.dataset import LocalDataset, read_dataset
+from p2pnode.training.dispatch.permutation import EpochOrder
+from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone
+from p2pnode.training.trainer_link.messages import SignOfLife
+from p2pnode.training.trainer_link.record_messages import (
     RecordChunk,
     RecordsOpened,
     RecordSource,

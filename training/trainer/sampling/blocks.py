@@ -10,9 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from training.trainer.sampling.draws import ClaimProgress, Draws
-from training.trainer.sampling.link import Granted
-from training.trainer_link.data_messages import UNKNOWN, PartitionTrained
+from p2pnode.training.trainer.sampling.draws import ClaimProgress, Draws
+from p2pnode.training.trainer.sampling.link import Granted
+from p2pnode.training.trainer_link.data_messages import UNKNOWN, PartitionTrained
 
 #: Blocks asked for at a time.
 BLOCKS_ASKED = 2

@@ -11,8 +11,8 @@ import threading
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from training.trainer.sampling.blocks import BlockDealer, PassId
-from training.trainer_link.data_messages import Claim
+from p2pnode.training.trainer.sampling.blocks import BlockDealer, PassId
+from p2pnode.training.trainer_link.data_messages import Claim
 
 
 class Bridge:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from training.trainer_link.data_messages import Claim, PartitionTrained
+from p2pnode.training.trainer_link.data_messages import Claim, PartitionTrained
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from training.sharing.ledger import Ledger
-from training.trainer.connection import DaemonConnection, DaemonGone
-from training.trainer.ranks import Ranks
-from training.trainer_link.data_messages import (
+from p2pnode.training.sharing.ledger import Ledger
+from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone
+from p2pnode.training.trainer.ranks import Ranks
+from p2pnode.training.trainer_link.data_messages import (
     UNKNOWN,
     Claim,
     DataOpened,
@@ -26,7 +26,7 @@ from training.trainer_link.data_messages import (
     DataWanted,
     PartitionTrained,
 )
-from training.trainer_link.messages import SignOfLife
+from p2pnode.training.trainer_link.messages import SignOfLife
 
 #: How often a waiting script says that it is alive, and looks whether the node stops.
 POLL_S = 0.5

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from torch.utils.data import Sampler
 
-from training.dispatch.permutation import EpochOrder
-from training.trainer.sampling.draws import ClaimProgress, Draws
-from training.trainer.sampling.link import DataLink, Granted, packed_state, unpacked_state
-from training.trainer_link.data_messages import PartitionTrained
+from p2pnode.training.dispatch.permutation import EpochOrder
+from p2pnode.training.trainer.sampling.draws import ClaimProgress, Draws
+from p2pnode.training.trainer.sampling.link import DataLink, Granted, packed_state, unpacked_state
+from p2pnode.training.trainer_link.data_messages import PartitionTrained
 
 #: A request for claims asks for at least so many samples, or for those of a step: each request costs a round trip.
 SAMPLES_ASKED = 64

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import IterableDataset, get_worker_info
 
-from training.trainer.sampling.blocks import BLOCKS_ASKED, BlockDealer, PassId
-from training.trainer.sampling.bridge import Bridge, BridgeClient
-from training.trainer.sampling.draws import ClaimProgress
-from training.trainer.sampling.link import DataLink, Granted, packed_state, unpacked_state
-from training.trainer_link.data_messages import UNKNOWN, Claim, PartitionTrained
+from p2pnode.training.trainer.sampling.blocks import BLOCKS_ASKED, BlockDealer, PassId
+from p2pnode.training.trainer.sampling.bridge import Bridge, BridgeClient
+from p2pnode.training.trainer.sampling.draws import ClaimProgress
+from p2pnode.training.trainer.sampling.link import DataLink, Granted, packed_state, unpacked_state
+from p2pnode.training.trainer_link.data_messages import UNKNOWN, Claim, PartitionTrained
 
 
 class Blocks(Protocol):

@@ -8,20 +8,20 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from training.trainer.connection import DaemonConnection, DaemonGone
-from training.trainer.ranks import Ranks
-from training.trainer.records.dataset import SwarmRecords
-from training.trainer.records.file_stream import RecordFileStream
-from training.trainer.records.opening import open_files, open_tasks
-from training.trainer.records.record_draws import Decode, RecordDraws
-from training.trainer.records.task_source import POLL_S
-from training.trainer.sampling.link import DataLink, packed_state, unpacked_state
-from training.trainer.sampling.sampler import SwarmSampler
-from training.trainer.sampling.shard import SwarmShard
-from training.trainer_link.data_messages import DataShape
-from training.trainer_link.interface import TrainerFailed
-from training.trainer_link.messages import SignOfLife, Start
-from training.trainer_link.record_messages import RecordSource, SaveWanted
+from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone
+from p2pnode.training.trainer.ranks import Ranks
+from p2pnode.training.trainer.records.dataset import SwarmRecords
+from p2pnode.training.trainer.records.file_stream import RecordFileStream
+from p2pnode.training.trainer.records.opening import open_files, open_tasks
+from p2pnode.training.trainer.records.record_draws import Decode, RecordDraws
+from p2pnode.training.trainer.records.task_source import POLL_S
+from p2pnode.training.trainer.sampling.link import DataLink, packed_state, unpacked_state
+from p2pnode.training.trainer.sampling.sampler import SwarmSampler
+from p2pnode.training.trainer.sampling.shard import SwarmShard
+from p2pnode.training.trainer_link.data_messages import DataShape
+from p2pnode.training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer_link.messages import SignOfLife, Start
+from p2pnode.training.trainer_link.record_messages import RecordSource, SaveWanted
 
 #: Seeds travel between ranks as int64.
 MAX_SEED = 1 << 62

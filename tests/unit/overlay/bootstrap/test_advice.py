@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from overlay.bootstrap.advice import MAX_EXPLAINED, OTHERWISE, explained, what_to_do
-from overlay.sockets.connection_pool import CLOSED_WITHOUT_RESPONSE
+from p2pnode.overlay.bootstrap.advice import MAX_EXPLAINED, OTHERWISE, explained, what_to_do
+from p2pnode.overlay.sockets.connection_pool import CLOSED_WITHOUT_RESPONSE
 from tests.harness.project.repository import ROOT
 
 #: Modules that make reasons, and the calls that do.

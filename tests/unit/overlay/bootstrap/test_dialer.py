@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.bootstrap import dialer as module
-from overlay.bootstrap.dialer import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.bootstrap import dialer as module
+from p2pnode.overlay.bootstrap.dialer import (
     ATTEMPT_DELAY_S,
     BOOTSTRAP_DELAY_S,
     HELLO_TIMEOUT_S,
@@ -19,9 +19,9 @@ from overlay.bootstrap.dialer import (
     NotThisSwarm,
     OnlyItself,
 )
-from overlay.bootstrap.hello import HelloRejected, HelloResult, OwnAddress
-from overlay.local_node import LocalNode
-from overlay.peers import Contact
+from p2pnode.overlay.bootstrap.hello import HelloRejected, HelloResult, OwnAddress
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.peers import Contact
 from tests.harness.environment.simulated import ListLog, SeededEntropy, make_environment
 from tests.harness.environment.virtual_loop import run
 

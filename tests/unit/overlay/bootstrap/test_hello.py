@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from overlay.addresses import Address
-from overlay.bootstrap.hello import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.bootstrap.hello import (
     DuplicateIdentityFound,
     HelloAnswer,
     HelloContext,
@@ -16,11 +16,11 @@ from overlay.bootstrap.hello import (
     answer_hello,
     check_answer,
 )
-from overlay.identity import Identity, identity_from_seed
-from overlay.kademlia.messages import PROTOCOL_VERSION, pack_contact
-from overlay.local_node import LocalNode
-from overlay.peers import Contact
-from overlay.transport import Request, RequestRejected
+from p2pnode.overlay.identity import Identity, identity_from_seed
+from p2pnode.overlay.kademlia.messages import PROTOCOL_VERSION, pack_contact
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Request, RequestRejected
 from tests.harness.environment.simulated import SeededEntropy
 
 US, THEM = identity_from_seed(b"u" * 32), identity_from_seed(b"t" * 32)

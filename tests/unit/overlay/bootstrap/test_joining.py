@@ -8,15 +8,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from overlay.addresses import Address
-from overlay.bootstrap.dialer import NotThisSwarm
-from overlay.bootstrap.hello import HelloResult
-from overlay.bootstrap.joining import HEAL_INTERVAL_S, JOIN_LOOKUP_TIMEOUT_S, RECONNECT_INTERVAL_S, Joining
-from overlay.bootstrap.local_network import Announcement, LocalNetwork
-from overlay.bootstrap.peer_store import PeerStore
-from overlay.local_node import LocalNode
-from overlay.peer_table import PeerTable
-from overlay.peers import Contact
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.bootstrap.dialer import NotThisSwarm
+from p2pnode.overlay.bootstrap.hello import HelloResult
+from p2pnode.overlay.bootstrap.joining import HEAL_INTERVAL_S, JOIN_LOOKUP_TIMEOUT_S, RECONNECT_INTERVAL_S, Joining
+from p2pnode.overlay.bootstrap.local_network import Announcement, LocalNetwork
+from p2pnode.overlay.bootstrap.peer_store import PeerStore
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.peer_table import PeerTable
+from p2pnode.overlay.peers import Contact
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import ListLog, Record, make_environment
 from tests.harness.environment.virtual_loop import run

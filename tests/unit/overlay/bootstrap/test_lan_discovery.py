@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-from overlay.addresses import Address
-from overlay.bootstrap.lan_discovery import LanDiscovery
-from overlay.bootstrap.local_network import LAN_JOIN_TIMEOUT_S, SEARCH_S, Announcement, LocalNetwork
-from overlay.ids import ID_BYTES
-from overlay.local_node import LocalNode
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.bootstrap.lan_discovery import LanDiscovery
+from p2pnode.overlay.bootstrap.local_network import LAN_JOIN_TIMEOUT_S, SEARCH_S, Announcement, LocalNetwork
+from p2pnode.overlay.ids import ID_BYTES
+from p2pnode.overlay.local_node import LocalNode
 from tests.harness.environment.simulated import ListLog, Record
 from tests.harness.environment.virtual_loop import run
 

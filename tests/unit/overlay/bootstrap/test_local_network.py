@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.bootstrap.local_network import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.bootstrap.local_network import (
     MAX_ADDRESSES,
     MAX_DISCOVERED,
     Announcement,
@@ -13,7 +13,7 @@ from overlay.bootstrap.local_network import (
     LocalNetwork,
     read,
 )
-from overlay.ids import ID_BYTES
+from p2pnode.overlay.ids import ID_BYTES
 
 OWN = Announcement("run", b"\x50" * ID_BYTES, 8468, joined=False)
 OTHER = Announcement("run", b"\x60" * ID_BYTES, 8468, joined=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from overlay.bootstrap import mdns
-from overlay.bootstrap.local_network import SERVICE, Announcement
-from overlay.bootstrap.mdns import MAX_CONCURRENT_QUERIES, ZeroconfLan
-from overlay.ids import ID_BYTES
+from p2pnode.overlay.bootstrap import mdns
+from p2pnode.overlay.bootstrap.local_network import SERVICE, Announcement
+from p2pnode.overlay.bootstrap.mdns import MAX_CONCURRENT_QUERIES, ZeroconfLan
+from p2pnode.overlay.ids import ID_BYTES
 from tests.harness.environment.virtual_loop import run
 
 zeroconf = pytest.importorskip("zeroconf")

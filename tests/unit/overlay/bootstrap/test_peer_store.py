@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.bootstrap.peer_store import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.bootstrap.peer_store import (
     FULL_WRITE_INTERVAL_S,
     MAX_AGE_S,
     MAX_STORED,
@@ -17,7 +17,7 @@ from overlay.bootstrap.peer_store import (
     WRITE_INTERVAL_S,
     PeerStore,
 )
-from overlay.peers import Activity, Contact, Peer
+from p2pnode.overlay.peers import Activity, Contact, Peer
 from tests.harness.environment.simulated import InlineExecutor, MemoryDisk, make_environment
 from tests.harness.environment.virtual_loop import run
 from tests.unit.training.test_checkpoint import Lines

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.bootstrap.resolver import advertised_address, resolve
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.bootstrap.resolver import advertised_address, resolve
 
 
 def test_an_address_needs_no_resolver() -> None:

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.capacity import TOP_CLASS
-from overlay.discovery import candidates
-from overlay.discovery.candidates import LOOKUP_INTERVAL_S, Candidates
-from overlay.discovery.placement import rank
-from overlay.ids import distance
-from overlay.local_node import LocalNode
-from overlay.peer_table import PeerTable
-from overlay.peers import Activity, Contact
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.capacity import TOP_CLASS
+from p2pnode.overlay.discovery import candidates
+from p2pnode.overlay.discovery.candidates import LOOKUP_INTERVAL_S, Candidates
+from p2pnode.overlay.discovery.placement import rank
+from p2pnode.overlay.ids import distance
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.peer_table import PeerTable
+from p2pnode.overlay.peers import Activity, Contact
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run

@@ -7,14 +7,14 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
-from overlay.addresses import Address
-from overlay.discovery.lookup_service import DEADLINE_S, RECENT, LookupService
-from overlay.ids import distance
-from overlay.kademlia.messages import FindNode, Nodes, pack_contact, pack_nodes
-from overlay.local_node import LocalNode
-from overlay.membership.negative_cache import NegativeCache
-from overlay.peers import Contact
-from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.discovery.lookup_service import DEADLINE_S, RECENT, LookupService
+from p2pnode.overlay.ids import distance
+from p2pnode.overlay.kademlia.messages import FindNode, Nodes, pack_contact, pack_nodes
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.membership.negative_cache import NegativeCache
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
 from tests.harness.builders.peers import ids
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.discovery.peer_sampling import MAX_BALLS, MIN_PAUSE_PER_LOOKUP, PeerSampler
-from overlay.discovery.population import Population
-from overlay.ids import distance
-from overlay.local_node import LocalNode
-from overlay.membership.negative_cache import NegativeCache
-from overlay.peer_table import PeerTable
-from overlay.peers import Activity, Contact, PeerChange
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.discovery.peer_sampling import MAX_BALLS, MIN_PAUSE_PER_LOOKUP, PeerSampler
+from p2pnode.overlay.discovery.population import Population
+from p2pnode.overlay.ids import distance
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.membership.negative_cache import NegativeCache
+from p2pnode.overlay.peer_table import PeerTable
+from p2pnode.overlay.peers import Activity, Contact, PeerChange
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run

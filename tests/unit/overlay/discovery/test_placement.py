@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlay.capacity import FLOOR_CLASSES, MAX_CLASSES_ABOVE
-from overlay.discovery.placement import _negative_log2, rank, weight
-from overlay.ids import key_id
+from p2pnode.overlay.capacity import FLOOR_CLASSES, MAX_CLASSES_ABOVE
+from p2pnode.overlay.discovery.placement import _negative_log2, rank, weight
+from p2pnode.overlay.ids import key_id
 from tests.harness.builders.peers import ids
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from benchmarks.overlay_population import Errors, estimate_often, theoretical_spread
-from overlay.discovery.population import CONTRADICTION, RECENT, WINDOW_LOOKUPS, Estimator
-from overlay.ids import ID_SPACE
+from p2pnode.overlay.discovery.population import CONTRADICTION, RECENT, WINDOW_LOOKUPS, Estimator
+from p2pnode.overlay.ids import ID_SPACE
 
 K = 20
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from benchmarks.overlay_sampling import draw_naively, draw_with_truth, judge
-from overlay.discovery.sampling import SLOTS, SamplePool, ball_radius, inside_ball, is_kept
-from overlay.ids import distance, random_id
+from p2pnode.overlay.discovery.sampling import SLOTS, SamplePool, ball_radius, inside_ball, is_kept
+from p2pnode.overlay.ids import distance, random_id
 from tests.harness.builders.peers import ids
 
 

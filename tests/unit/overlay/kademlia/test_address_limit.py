@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from overlay.addresses import Address
-from overlay.kademlia.address_limit import AddressLimit
-from overlay.peers import Contact
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.address_limit import AddressLimit
+from p2pnode.overlay.peers import Contact
 from tests.harness.builders.peers import contact, ids
 
 

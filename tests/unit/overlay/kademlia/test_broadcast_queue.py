@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from overlay.kademlia import messages
-from overlay.kademlia.broadcast_queue import GOSSIP_PER_DATAGRAM, MAX_QUEUED, BroadcastQueue
+from p2pnode.overlay.kademlia import messages
+from p2pnode.overlay.kademlia.broadcast_queue import GOSSIP_PER_DATAGRAM, MAX_QUEUED, BroadcastQueue
 from tests.harness.builders.peers import ids
 
 

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.kademlia import calls
-from overlay.kademlia.calls import CallTable, PendingCall
-from overlay.kademlia.messages import Ping, Result
-from overlay.peers import Contact
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia import calls
+from p2pnode.overlay.kademlia.calls import CallTable, PendingCall
+from p2pnode.overlay.kademlia.messages import Ping, Result
+from p2pnode.overlay.peers import Contact
 from tests.harness.environment.simulated import SeededEntropy, VirtualClock
 from tests.harness.environment.virtual_loop import VirtualLoop
 

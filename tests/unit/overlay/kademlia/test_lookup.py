@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from overlay.ids import distance, random_id
-from overlay.kademlia.lookup import Lookup
+from p2pnode.overlay.ids import distance, random_id
+from p2pnode.overlay.kademlia.lookup import Lookup
 from tests.harness.builders.peers import contact, ids
 
 

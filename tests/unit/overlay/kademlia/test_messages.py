@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.kademlia import messages
-from overlay.peers import Contact
-from overlay.transport import MAX_DATAGRAM_BYTES
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia import messages
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import MAX_DATAGRAM_BYTES
 from tests.harness.builders.peers import heartbeat, ids
 
 

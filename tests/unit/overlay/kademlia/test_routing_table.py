@@ -7,10 +7,10 @@ import random
 import pytest
 from kademlia.node import Node
 
-from overlay.addresses import Address
-from overlay.ids import distance, random_id
-from overlay.kademlia.routing_table import ContactTable
-from overlay.peers import Contact
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.ids import distance, random_id
+from p2pnode.overlay.kademlia.routing_table import ContactTable
+from p2pnode.overlay.peers import Contact
 from tests.harness.builders.peers import contact, ids
 
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from overlay.identity import identity_from_seed
-from overlay.kademlia.server import SwarmServer
-from overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
+from p2pnode.overlay.identity import identity_from_seed
+from p2pnode.overlay.kademlia.server import SwarmServer
+from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop
 

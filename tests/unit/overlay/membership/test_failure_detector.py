@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from overlay.kademlia.messages import Gossip, MemberState
-from overlay.membership.actions import Action, Broadcast, SendNow, SendPing, SendPingRequest, StateChanged
-from overlay.membership.failure_detector import MAX_PASSED, MAX_SUSPECTS_PER_ROUND, PASSES, FailureDetector
-from overlay.membership.member_rows import Member, MemberRows
-from overlay.settings import LivenessSettings
+from p2pnode.overlay.kademlia.messages import Gossip, MemberState
+from p2pnode.overlay.membership.actions import Action, Broadcast, SendNow, SendPing, SendPingRequest, StateChanged
+from p2pnode.overlay.membership.failure_detector import MAX_PASSED, MAX_SUSPECTS_PER_ROUND, PASSES, FailureDetector
+from p2pnode.overlay.membership.member_rows import Member, MemberRows
+from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import ids
 
 OWN, A, B, C, D = (bytes([number]) * 20 for number in (0, 1, 2, 3, 4))

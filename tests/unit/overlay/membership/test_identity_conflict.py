@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.kademlia.messages import DuplicateIdentity, pack_contact
-from overlay.membership import identity_conflict
-from overlay.membership.actions import LogEvent, Notify, SendDuplicateIdentity, Verify
-from overlay.membership.identity_conflict import REPORT_PAUSE_S, IdentityConflicts, is_conflict, is_same_start
-from overlay.peer_table import PeerTable
-from overlay.peers import Contact, Peer
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.messages import DuplicateIdentity, pack_contact
+from p2pnode.overlay.membership import identity_conflict
+from p2pnode.overlay.membership.actions import LogEvent, Notify, SendDuplicateIdentity, Verify
+from p2pnode.overlay.membership.identity_conflict import REPORT_PAUSE_S, IdentityConflicts, is_conflict, is_same_start
+from p2pnode.overlay.peer_table import PeerTable
+from p2pnode.overlay.peers import Contact, Peer
 from tests.harness.builders.peers import heartbeat, ids
 
 OWN, OTHER = ids(2)

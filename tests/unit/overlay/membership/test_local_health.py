@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlay.membership.local_health import LAG_S, MAX_SCORE, LocalHealth
+from p2pnode.overlay.membership.local_health import LAG_S, MAX_SCORE, LocalHealth
 
 
 def test_late_ticks_stretch_time_outs_and_punctual_ones_shrink_them() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.kademlia.messages import MemberState
-from overlay.membership.member_rows import NOTHING_REPORTED, MemberRows
-from overlay.peer_table import PeerTable
-from overlay.row_index import RESTING_ROWS
+from p2pnode.overlay.kademlia.messages import MemberState
+from p2pnode.overlay.membership.member_rows import NOTHING_REPORTED, MemberRows
+from p2pnode.overlay.peer_table import PeerTable
+from p2pnode.overlay.row_index import RESTING_ROWS
 from tests.harness.builders.peers import heartbeat, ids
 
 

@@ -9,11 +9,11 @@ import tracemalloc
 import pytest
 from kademlia.node import Node
 
-from overlay.addresses import Address
-from overlay.kademlia.messages import Gossip, MemberState, kept_contact, pack_contact, unpack_contact
-from overlay.kademlia.routing_table import ContactTable
-from overlay.membership import members
-from overlay.membership.actions import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.messages import Gossip, MemberState, kept_contact, pack_contact, unpack_contact
+from p2pnode.overlay.kademlia.routing_table import ContactTable
+from p2pnode.overlay.membership import members
+from p2pnode.overlay.membership.actions import (
     Action,
     AddressClaim,
     Broadcast,
@@ -26,10 +26,10 @@ from overlay.membership.actions import (
     StateChanged,
     Verify,
 )
-from overlay.membership.failure_detector import FailureDetector
-from overlay.membership.members import EAGER_VIEW, FORGET_S, FULL_VIEW, MemberList, claimed_address
-from overlay.peers import Activity, Contact, PeerChange
-from overlay.settings import LivenessSettings
+from p2pnode.overlay.membership.failure_detector import FailureDetector
+from p2pnode.overlay.membership.members import EAGER_VIEW, FORGET_S, FULL_VIEW, MemberList, claimed_address
+from p2pnode.overlay.peers import Activity, Contact, PeerChange
+from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import heartbeat, ids
 
 OWN, A, B, C = ids(4)

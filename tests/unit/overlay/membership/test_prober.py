@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.kademlia.messages import Ping
-from overlay.membership.failure_detector import FailureDetector
-from overlay.membership.members import MemberList
-from overlay.membership.prober import REDIAL_DEAD_S, Prober
-from overlay.membership.service import Membership
-from overlay.peers import Contact, PeerChange
-from overlay.settings import LivenessSettings
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.messages import Ping
+from p2pnode.overlay.membership.failure_detector import FailureDetector
+from p2pnode.overlay.membership.members import MemberList
+from p2pnode.overlay.membership.prober import REDIAL_DEAD_S, Prober
+from p2pnode.overlay.membership.service import Membership
+from p2pnode.overlay.peers import Contact, PeerChange
+from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop

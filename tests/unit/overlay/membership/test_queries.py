@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from overlay.kademlia.messages import Nodes, Ping, PingRequest, PingResult, Pong, pack_contact
-from overlay.membership.failure_detector import FailureDetector
-from overlay.membership.members import MemberList
-from overlay.membership.queries import PeerQueries
-from overlay.membership.service import Membership
-from overlay.settings import LivenessSettings
+from p2pnode.overlay.kademlia.messages import Nodes, Ping, PingRequest, PingResult, Pong, pack_contact
+from p2pnode.overlay.membership.failure_detector import FailureDetector
+from p2pnode.overlay.membership.members import MemberList
+from p2pnode.overlay.membership.queries import PeerQueries
+from p2pnode.overlay.membership.service import Membership
+from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import contact, heartbeat, ids
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop

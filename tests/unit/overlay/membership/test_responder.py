@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.kademlia.messages import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.messages import (
     DuplicateIdentity,
     FindNode,
     GossipOnly,
@@ -21,13 +21,13 @@ from overlay.kademlia.messages import (
     pack_contact,
     unpack_nodes,
 )
-from overlay.membership import responder
-from overlay.membership.failure_detector import FailureDetector
-from overlay.membership.members import MemberList
-from overlay.membership.responder import Responder
-from overlay.membership.service import Membership
-from overlay.peers import Contact
-from overlay.settings import LivenessSettings
+from p2pnode.overlay.membership import responder
+from p2pnode.overlay.membership.failure_detector import FailureDetector
+from p2pnode.overlay.membership.members import MemberList
+from p2pnode.overlay.membership.responder import Responder
+from p2pnode.overlay.membership.service import Membership
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import contact, heartbeat, ids
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop

@@ -6,8 +6,8 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from overlay.addresses import Address
-from overlay.kademlia.messages import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.messages import (
     DuplicateIdentity,
     Gossip,
     MemberState,
@@ -17,7 +17,7 @@ from overlay.kademlia.messages import (
     Pong,
     pack_contact,
 )
-from overlay.membership.actions import (
+from p2pnode.overlay.membership.actions import (
     AddressClaim,
     Broadcast,
     CheckAddress,
@@ -30,11 +30,11 @@ from overlay.membership.actions import (
     StateChanged,
     Verify,
 )
-from overlay.membership.failure_detector import FailureDetector
-from overlay.membership.members import MemberList
-from overlay.membership.service import BROADCAST_MAX_PEERS, DEATHS_AT_ONCE, Membership
-from overlay.peers import Contact, PeerChange
-from overlay.settings import LivenessSettings
+from p2pnode.overlay.membership.failure_detector import FailureDetector
+from p2pnode.overlay.membership.members import MemberList
+from p2pnode.overlay.membership.service import BROADCAST_MAX_PEERS, DEATHS_AT_ONCE, Membership
+from p2pnode.overlay.peers import Contact, PeerChange
+from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import ListLog, Record, make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop

@@ -6,14 +6,14 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-from overlay.addresses import Address
-from overlay.kademlia.messages import Ping, StreamsFailing
-from overlay.membership.failure_detector import FailureDetector
-from overlay.membership.members import MemberList
-from overlay.membership.service import Membership
-from overlay.membership.stream_health import STREAM_FAILURE_S, StreamHealth
-from overlay.peers import Contact
-from overlay.settings import LivenessSettings
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.messages import Ping, StreamsFailing
+from p2pnode.overlay.membership.failure_detector import FailureDetector
+from p2pnode.overlay.membership.members import MemberList
+from p2pnode.overlay.membership.service import Membership
+from p2pnode.overlay.membership.stream_health import STREAM_FAILURE_S, StreamHealth
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop

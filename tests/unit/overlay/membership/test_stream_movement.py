@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlay.membership.stream_movement import LARGE_BYTES, StreamMovement
+from p2pnode.overlay.membership.stream_movement import LARGE_BYTES, StreamMovement
 
 PEER, OTHER = b"p" * 20, b"o" * 20
 

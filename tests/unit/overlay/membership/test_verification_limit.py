@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from overlay.membership import verification_limit
-from overlay.membership.verification_limit import VERIFY_PAUSE_S, VerificationLimit
+from p2pnode.overlay.membership import verification_limit
+from p2pnode.overlay.membership.verification_limit import VERIFY_PAUSE_S, VerificationLimit
 from tests.harness.builders.peers import contact, ids
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from overlay.addresses import Address
-from overlay.local_node import LocalNode
-from overlay.nat.port_mapping import LEASE_S, MIN_RETRY_DELAY_S, RENEW_SHARE, GatewayFailed, Mapped, PortMapper
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.nat.port_mapping import LEASE_S, MIN_RETRY_DELAY_S, RENEW_SHARE, GatewayFailed, Mapped, PortMapper
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run
 

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlay.addresses import Address
-from overlay.kademlia.messages import StreamsFailing
-from overlay.local_node import LocalNode
-from overlay.nat.reachability import DialBackAnswer, Reachability
-from overlay.peer_table import PeerTable
-from overlay.peers import Contact, PeerChange
-from overlay.transport import ReceivedResponse, TransportError
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.messages import StreamsFailing
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.nat.reachability import DialBackAnswer, Reachability
+from p2pnode.overlay.peer_table import PeerTable
+from p2pnode.overlay.peers import Contact, PeerChange
+from p2pnode.overlay.transport import ReceivedResponse, TransportError
 from tests.harness.builders.peers import heartbeat
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run

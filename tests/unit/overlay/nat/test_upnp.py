@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.nat import upnp
-from overlay.nat.port_mapping import GatewayFailed, Mapped
-from overlay.nat.upnp import CONFLICT, MAX_DEVICES, MAX_PORT_ATTEMPTS, NO_SUCH_ENTRY, PERMANENT_ONLY, UpnpGateway
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.nat import upnp
+from p2pnode.overlay.nat.port_mapping import GatewayFailed, Mapped
+from p2pnode.overlay.nat.upnp import (
+    CONFLICT,
+    MAX_DEVICES,
+    MAX_PORT_ATTEMPTS,
+    NO_SUCH_ENTRY,
+    PERMANENT_ONLY,
+    UpnpGateway,
+)
 from tests.harness.environment.virtual_loop import run
 
 exceptions = pytest.importorskip("async_upnp_client.exceptions")

@@ -7,11 +7,11 @@ import datetime
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import load_pem_x509_certificates
 
-from overlay.identity import identity_from_seed
-from overlay.sealing.certificate_maker import authority, make_bundle, node_certificate
-from overlay.sealing.certificate_request import CertificateRequest
-from overlay.sealing.swarm_key import SwarmKey
-from overlay.sealing.tls import id_of_certificate
+from p2pnode.overlay.identity import identity_from_seed
+from p2pnode.overlay.sealing.certificate_maker import authority, make_bundle, node_certificate
+from p2pnode.overlay.sealing.certificate_request import CertificateRequest
+from p2pnode.overlay.sealing.swarm_key import SwarmKey
+from p2pnode.overlay.sealing.tls import id_of_certificate
 
 KEY, NEXT_KEY = SwarmKey(b"\1" * 32), SwarmKey(b"\2" * 32)
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

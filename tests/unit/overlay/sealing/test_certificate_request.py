@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from overlay.identity import identity_from_seed
-from overlay.sealing.certificate_request import (
+from p2pnode.overlay.identity import identity_from_seed
+from p2pnode.overlay.sealing.certificate_request import (
     CertificateBundle,
     CertificateError,
     CertificateRequest,
     make_certificates,
 )
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.sealing.tls import Credentials
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.sealing.tls import Credentials
 
 KEYS = KeyRing((SwarmKey(b"k" * 32),))
 IDENTITY = identity_from_seed(b"i" * 32)

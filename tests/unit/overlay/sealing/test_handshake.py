@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from overlay.identity import identity_from_seed
-from overlay.sealing.handshake import (
+from p2pnode.overlay.identity import identity_from_seed
+from p2pnode.overlay.sealing.handshake import (
     INIT,
     INIT_BYTES,
     RESPONSE,
@@ -19,7 +19,7 @@ from overlay.sealing.handshake import (
     make_response,
     session_keys,
 )
-from overlay.sealing.swarm_key import SwarmKey
+from p2pnode.overlay.sealing.swarm_key import SwarmKey
 
 EPOCH, OTHER_EPOCH = Epoch(SwarmKey(b"\1" * 32), "tests"), Epoch(SwarmKey(b"\1" * 32), "other")
 INITIATOR, RESPONDER = identity_from_seed(b"i" * 32), identity_from_seed(b"r" * 32)

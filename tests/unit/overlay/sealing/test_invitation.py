@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.sealing.invitation import MAX_ADDRESSES, PREFIX, BadInvitation, Invitation
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.sealing.invitation import MAX_ADDRESSES, PREFIX, BadInvitation, Invitation
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 
 ONE = SwarmKey(bytes(range(32)))
 TWO = SwarmKey(bytes(range(32, 64)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from overlay.sealing import refusal
+from p2pnode.overlay.sealing import refusal
 
 FOLDER = Path(refusal.__file__).parent
 

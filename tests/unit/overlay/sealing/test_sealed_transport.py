@@ -7,13 +7,13 @@ import random
 from collections import deque
 from typing import Any
 
-from overlay.addresses import Address, NodeAddress, id_behind
-from overlay.environment import Log
-from overlay.identity import identity_from_seed
-from overlay.sealing.init_filter import CLOCK_BOUND_S
-from overlay.sealing.sealed_transport import SealedTransport
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.transport import DatagramHandler, Request, RequestHandler, Response
+from p2pnode.overlay.addresses import Address, NodeAddress, id_behind
+from p2pnode.overlay.environment import Log
+from p2pnode.overlay.identity import identity_from_seed
+from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
+from p2pnode.overlay.sealing.sealed_transport import SealedTransport
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.transport import DatagramHandler, Request, RequestHandler, Response
 
 KEYS, OTHER_KEYS = KeyRing((SwarmKey(b"\1" * 32),)), KeyRing((SwarmKey(b"\2" * 32),))
 

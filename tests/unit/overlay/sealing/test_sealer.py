@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from overlay.addresses import Address, NodeAddress
-from overlay.identity import identity_from_seed
-from overlay.sealing.handshake import INIT, RESPONSE, SEALED, Epoch, make_init, make_response
-from overlay.sealing.init_filter import CLOCK_BOUND_S
-from overlay.sealing.sealer import (
+from p2pnode.overlay.addresses import Address, NodeAddress
+from p2pnode.overlay.identity import identity_from_seed
+from p2pnode.overlay.sealing.handshake import INIT, RESPONSE, SEALED, Epoch, make_init, make_response
+from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
+from p2pnode.overlay.sealing.sealer import (
     INIT_DELAY_S,
     MAX_QUEUED,
     MAX_SEALED_BYTES,
@@ -20,9 +20,9 @@ from overlay.sealing.sealer import (
     UNANSWERED_TIMEOUT_S,
     Sealer,
 )
-from overlay.sealing.session import SEAL_BYTES, WINDOW
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.transport import MAX_DATAGRAM_BYTES
+from p2pnode.overlay.sealing.session import SEAL_BYTES, WINDOW
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.transport import MAX_DATAGRAM_BYTES
 
 KEY, NEXT_KEY, OTHER_KEY = (SwarmKey(bytes([n]) * 32) for n in (1, 2, 3))
 RING = KeyRing((KEY,))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.sealing.refusal import Refused
-from overlay.sealing.session import REQUEST_PREFIX, SEAL_BYTES, WINDOW, Session, index_of
+from p2pnode.overlay.sealing.refusal import Refused
+from p2pnode.overlay.sealing.session import REQUEST_PREFIX, SEAL_BYTES, WINDOW, Session, index_of
 
 
 def two_ends() -> tuple[Session, Session]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.sealing.swarm_key import BadKey, KeyRing, SwarmKey
+from p2pnode.overlay.sealing.swarm_key import BadKey, KeyRing, SwarmKey
 
 ONE = SwarmKey(bytes(range(32)))
 TWO = SwarmKey(bytes(range(32, 64)))

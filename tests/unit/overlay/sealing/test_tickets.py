@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from overlay.sealing import tickets
-from overlay.sealing.init_filter import CLOCK_BOUND_S
-from overlay.sealing.refusal import Refused
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.sealing.tickets import TicketVerdict, TicketVerifier
+from p2pnode.overlay.sealing import tickets
+from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
+from p2pnode.overlay.sealing.refusal import Refused
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.sealing.tickets import TicketVerdict, TicketVerifier
 from tests.unit.overlay.sealing.hellos import hello
 
 KEY, NEXT_KEY = SwarmKey(b"\1" * 32), SwarmKey(b"\2" * 32)

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from overlay.sockets import concurrency
-from overlay.sockets.concurrency import HandlerLimiter
+from p2pnode.overlay.sockets import concurrency
+from p2pnode.overlay.sockets.concurrency import HandlerLimiter
 
 
 class Requests:

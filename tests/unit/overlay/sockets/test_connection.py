@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from overlay.sockets.connection import (
+from p2pnode.overlay.sockets.connection import (
     BUFFER_BYTES,
     DIRECT_READ_BYTES,
     GATHERED_BYTES,

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import Address, NodeAddress
-from overlay.sockets.connection_pool import KEEP_ALIVE_S, ConnectionPool, PooledConnection
-from overlay.sockets.send_queue import SendQueue
-from overlay.sockets.upload_meter import UploadMeter
-from overlay.system import SystemClock
-from overlay.transport import TransportError
+from p2pnode.overlay.addresses import Address, NodeAddress
+from p2pnode.overlay.sockets.connection_pool import KEEP_ALIVE_S, ConnectionPool, PooledConnection
+from p2pnode.overlay.sockets.send_queue import SendQueue
+from p2pnode.overlay.sockets.upload_meter import UploadMeter
+from p2pnode.overlay.system import SystemClock
+from p2pnode.overlay.transport import TransportError
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.unit.overlay.sockets.wire import SocketWire, Wire
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from overlay.sockets.connection import Connection
+from p2pnode.overlay.sockets.connection import Connection
 from tests.unit.overlay.sockets.wire import SocketWire
 
 

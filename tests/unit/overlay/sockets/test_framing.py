@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from overlay.sockets.connection import Connection
-from overlay.sockets.framing import (
+from p2pnode.overlay.sockets.connection import Connection
+from p2pnode.overlay.sockets.framing import (
     COPY_BYTES,
     SMALL_MESSAGE_BYTES,
     BadFraming,
@@ -22,9 +22,9 @@ from overlay.sockets.framing import (
     small_message,
     write_body,
 )
-from overlay.sockets.http1 import HttpBody
-from overlay.sockets.send_queue import SLICE_BYTES, SMALL_SLICE_BYTES, Probe, SendQueue, acknowledged_by_count
-from overlay.transport import MAX_HEAD_BYTES, Body, SizedBody
+from p2pnode.overlay.sockets.http1 import HttpBody
+from p2pnode.overlay.sockets.send_queue import SLICE_BYTES, SMALL_SLICE_BYTES, Probe, SendQueue, acknowledged_by_count
+from p2pnode.overlay.transport import MAX_HEAD_BYTES, Body, SizedBody
 from tests.unit.overlay.sockets.wire import SocketWire, Wire
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.sockets import http1 as http
-from overlay.sockets.connection import ConnectionClosed
-from overlay.sockets.http1 import HttpBody, NotOurHttp, RequestHead, ResponseHead
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.sockets import http1 as http
+from p2pnode.overlay.sockets.connection import ConnectionClosed
+from p2pnode.overlay.sockets.http1 import HttpBody, NotOurHttp, RequestHead, ResponseHead
 from tests.unit.overlay.sockets.wire import Wire, all_of
 
 

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.capacity import class_of
-from overlay.line_rate import WINDOW_S, MeasuredLine
-from overlay.sockets.line_meter import QUEUED_BYTES, LineMeter
-from overlay.sockets.transport import SocketTransport
-from overlay.system import SystemClock
-from overlay.transport import Request, Response, Upload
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.capacity import class_of
+from p2pnode.overlay.line_rate import WINDOW_S, MeasuredLine
+from p2pnode.overlay.sockets.line_meter import QUEUED_BYTES, LineMeter
+from p2pnode.overlay.sockets.transport import SocketTransport
+from p2pnode.overlay.system import SystemClock
+from p2pnode.overlay.transport import Request, Response, Upload
 from tests.harness.environment.simulated import ListLog
 
 MBIT = 125_000

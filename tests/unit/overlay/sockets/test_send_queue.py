@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from overlay.sockets.send_queue import SLICE_BYTES, SMALL_SLICE_BYTES, SendQueue
+from p2pnode.overlay.sockets.send_queue import SLICE_BYTES, SMALL_SLICE_BYTES, SendQueue
 from tests.unit.overlay.sockets.wire import SocketWire
 
 

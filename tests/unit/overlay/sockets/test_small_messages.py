@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.sockets import http1 as http
-from overlay.sockets import small_messages
-from overlay.sockets.framing import small_message
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.sockets import http1 as http
+from p2pnode.overlay.sockets import small_messages
+from p2pnode.overlay.sockets.framing import small_message
 
 TO = Address("10.0.0.1", 8468)
 MESSAGE = small_message(b"head", [b"bo", b"dy"]) or b""

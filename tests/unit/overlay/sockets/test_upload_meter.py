@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from overlay.sockets.upload_meter import UploadMeter
-from overlay.transport import MUCH_QUEUED_BYTES, Upload
+from p2pnode.overlay.sockets.upload_meter import UploadMeter
+from p2pnode.overlay.transport import MUCH_QUEUED_BYTES, Upload
 
 
 class Ending:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from overlay.sockets.connection import Connection
-from overlay.sockets.http1 import HttpBody
+from p2pnode.overlay.sockets.connection import Connection
+from p2pnode.overlay.sockets.http1 import HttpBody
 
 
 class Wire(asyncio.Transport):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from overlay.sealing.invitation import Invitation
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode import cli
 from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord, encode
 from p2pnode.config.toml import template
 from p2pnode.errors import ExitCode
 from p2pnode.keys.key_files import read_key_file
+from p2pnode.overlay.sealing.invitation import Invitation
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 
 Output = pytest.CaptureFixture[str]
 

@@ -19,8 +19,8 @@ import pytest
 
 from p2pnode import cli
 from p2pnode.commands import records as command
+from p2pnode.training.dispatch.recordio import RecordFile, decode_example, read_index, stack_examples, writer
 from tests.harness.project.repository import ROOT
-from training.dispatch.recordio import RecordFile, decode_example, read_index, stack_examples, writer
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +140,7 @@ def test_few_chunks_are_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_records_are_printed_as_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """cat prints text without control characters, arrays by type and shape, and other bytes in hexadecimal."""
-    from training.dispatch.recordio import create_records, encode_example
+    from p2pnode.training.dispatch.recordio import create_records, encode_example
 
     with create_records("a", records_per_chunk=2) as out:
         out.write_all(["ü\x1b[31m\nx".encode(), b'{"a": 1}', b"\xff\x00" * 20, b""])
@@ -285,7 +285,7 @@ def test_an_interrupted_pack_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         yield b"a"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("training.dispatch.conversion.text_records", interrupted)
+    monkeypatch.setattr("p2pnode.training.dispatch.conversion.text_records", interrupted)
     with contextlib.suppress(KeyboardInterrupt):
         assert run("pack", "a.txt", "-o", "new.recordio") == 130
     assert everything() == {"a.txt"}

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from overlay.sealing.invitation import Invitation
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode import cli
 from p2pnode.commands.start import _without_invite
 from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord, Given, encode
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode
 from p2pnode.local_run import LocalStart
+from p2pnode.overlay.sealing.invitation import Invitation
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 from tests.harness.project.repository import ROOT
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overlay.settings import SwarmSettings
 from p2pnode.config.directory_record import (
     RECORD_FILE,
     DirectoryRecord,
@@ -24,6 +23,7 @@ from p2pnode.config.directory_record import (
 from p2pnode.config.load import Override, load
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.overlay.settings import SwarmSettings
 
 RECORD = DirectoryRecord(
     run="digits",

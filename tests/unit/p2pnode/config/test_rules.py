@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from overlay.addresses import is_loopback, split_address
-from overlay.settings import NodeSettings, SwarmSettings
 from p2pnode.config.load import Override, load
 from p2pnode.config.rules import check, check_start, warnings_for, warnings_for_script
 from p2pnode.config.settings import Config
 from p2pnode.errors import UserError
-from training.goal import Goal
-from training.settings import TrainingSettings
+from p2pnode.overlay.addresses import is_loopback, split_address
+from p2pnode.overlay.settings import NodeSettings, SwarmSettings
+from p2pnode.training.goal import Goal
+from p2pnode.training.settings import TrainingSettings
 
 
 def overrides(*settings: str) -> list[Override]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from overlay.settings import NodeSettings
 from p2pnode.config.settings import KEYS, SECTIONS, Config, keys_of
+from p2pnode.overlay.settings import NodeSettings
 
 
 def test_every_section_and_key_is_in_the_table() -> None:

@@ -9,8 +9,8 @@ import pytest
 from p2pnode.config.rules import check
 from p2pnode.config.settings import Config
 from p2pnode.config.tracker import PACKAGES, Tracker, parse_tracker
+from p2pnode.training.settings import TrainingSettings
 from tests.harness.project.repository import ROOT
-from training.settings import TrainingSettings
 
 
 @pytest.mark.parametrize(

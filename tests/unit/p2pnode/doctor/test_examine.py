@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from overlay.settings import NodeSettings, SwarmSettings
 from p2pnode.config.settings import Config
 from p2pnode.doctor import examine as module
 from p2pnode.doctor.check import DoctorCheck, error, ok
 from p2pnode.doctor.examine import Examination, examine, node_checks
 from p2pnode.errors import UserError
+from p2pnode.overlay.settings import NodeSettings, SwarmSettings
 
 NODE: Any = SimpleNamespace(pid=77, address="127.0.0.1:1")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from overlay.settings import NodeSettings
 from p2pnode.config.settings import Config, StatusSettings
 from p2pnode.doctor import gather
 from p2pnode.doctor.gather import NTP_EPOCH_S
+from p2pnode.overlay.settings import NodeSettings
 
 
 def stamp(seconds: float) -> bytes:

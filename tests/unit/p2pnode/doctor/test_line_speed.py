@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.peers import Contact
-from overlay.transport import Buffer, ReceivedResponse, TransportError
 from p2pnode.doctor.line_speed import ENOUGH_BYTES, READ_BYTES, READ_S, LineRead, judged, read_from
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer, ReceivedResponse, TransportError
+from p2pnode.training.exchange.messages import Pull, PullAnswer, decode, encode
 from tests.harness.environment.virtual_loop import run
-from training.exchange.messages import Pull, PullAnswer, decode, encode
 
 MEMBER = Contact(b"m" * 20, Address("10.0.0.2", 8468))
 PIECE = 64 << 10

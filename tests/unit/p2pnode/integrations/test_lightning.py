@@ -17,9 +17,9 @@ lightning = pytest.importorskip("lightning", reason="make test-frameworks instal
 from lightning.pytorch.callbacks import BaseFinetuning, EarlyStopping, ModelCheckpoint  # noqa: E402
 
 from p2pnode.integrations.lightning import SwarmCallback  # noqa: E402
-from training.settings import ExchangeSettings  # noqa: E402
-from training.trainer.attach import NotAttached  # noqa: E402
-from training.trainer_link.messages import Measurement, Warned  # noqa: E402
+from p2pnode.training.settings import ExchangeSettings  # noqa: E402
+from p2pnode.training.trainer.attach import NotAttached  # noqa: E402
+from p2pnode.training.trainer_link.messages import Measurement, Warned  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
 

@@ -15,9 +15,9 @@ transformers = pytest.importorskip("transformers", reason="make test-frameworks 
 pytest.importorskip("accelerate", reason="make test-frameworks installs it")
 
 from p2pnode.integrations.transformers import SwarmCallback  # noqa: E402
-from training.settings import ExchangeSettings  # noqa: E402
-from training.trainer.attach import NotAttached  # noqa: E402
-from training.trainer_link.messages import SOCKET_VARIABLE, Measurement  # noqa: E402
+from p2pnode.training.settings import ExchangeSettings  # noqa: E402
+from p2pnode.training.trainer.attach import NotAttached  # noqa: E402
+from p2pnode.training.trainer_link.messages import SOCKET_VARIABLE, Measurement  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
 

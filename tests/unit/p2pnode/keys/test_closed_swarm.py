@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from overlay.identity import identity_from_seed
-from overlay.sealing.certificate_maker import make_bundle
-from overlay.sealing.certificate_request import CertificateError, CertificateRequest
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.settings import NodeSettings, SwarmSettings
 from p2pnode.config.settings import Config
 from p2pnode.errors import UserError
 from p2pnode.keys import closed_swarm
 from p2pnode.keys.closed_swarm import POLL_INTERVAL_S, ClosedSwarm, open_closed_swarm
 from p2pnode.keys.key_files import write_key_file
+from p2pnode.overlay.identity import identity_from_seed
+from p2pnode.overlay.sealing.certificate_maker import make_bundle
+from p2pnode.overlay.sealing.certificate_request import CertificateError, CertificateRequest
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.settings import NodeSettings, SwarmSettings
 from tests.harness.environment.simulated import InlineExecutor, ListLog, make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.addresses import is_loopback, usable_host
 from p2pnode.keys.dialable import dialable, own_host
+from p2pnode.overlay.addresses import is_loopback, usable_host
 
 
 @pytest.mark.parametrize(

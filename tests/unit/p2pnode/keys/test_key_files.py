@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from overlay.sealing.swarm_key import KeyRing, SwarmKey
-from overlay.settings import SwarmSettings
 from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord, encode
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, KEY_VARIABLE, STANDARD_INPUT, read_swarm
 from p2pnode.keys.key_files import find_keys, read_key_file, save_invitation, write_invitation, write_key_file
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.settings import SwarmSettings
 
 ONE, TWO, THREE = (SwarmKey(bytes([number]) * 32) for number in (1, 2, 3))
 RING = KeyRing((ONE,))

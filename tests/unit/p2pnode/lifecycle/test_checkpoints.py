@@ -11,24 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlay.system import FolderDisk
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
+from p2pnode.overlay.system import FolderDisk
+from p2pnode.training import checkpoint
+from p2pnode.training.checkpoint import Checkpoint
+from p2pnode.training.exchange.store.replica import Replica, ReplicaReading
+from p2pnode.training.exchange.terms import ZERO_TERM, Term
+from p2pnode.training.layout import shard_bounds
+from p2pnode.training.progress import Progress
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
+from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.environment.simulated import InlineExecutor, ListLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, plain_layout
-from training import checkpoint
-from training.checkpoint import Checkpoint
-from training.exchange.store.replica import Replica, ReplicaReading
-from training.exchange.terms import ZERO_TERM, Term
-from training.layout import shard_bounds
-from training.progress import Progress
-from training.settings import TrainingSettings
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.state import ShardState
-from training.trainer_link.interface import TrainerFailed
 
 GENESIS = b"g" * 16
 SIZE, SHARDS = 64, 4

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from overlay.peers import Activity
-from overlay.settings import NodeSettings
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode
 from p2pnode.lifecycle.dispatch import STAY_S, NodeDispatch
 from p2pnode.lifecycle.environment import NodeEnvironment
+from p2pnode.overlay.peers import Activity
+from p2pnode.overlay.settings import NodeSettings
+from p2pnode.training.dispatch.answers import Answer
+from p2pnode.training.dispatch.messages import DISPATCH, MASTER
+from p2pnode.training.settings import DispatchSettings, TrainingSettings
+from p2pnode.training.trainer_link.data_messages import DataWanted
+from p2pnode.training.trainer_link.record_messages import RecordsGranted, RecordsWanted
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run
-from training.dispatch.answers import Answer
-from training.dispatch.messages import DISPATCH, MASTER
-from training.settings import DispatchSettings, TrainingSettings
-from training.trainer_link.data_messages import DataWanted
-from training.trainer_link.record_messages import RecordsGranted, RecordsWanted
 
 
 def on_loop(test: Callable[..., None]) -> Callable[..., None]:

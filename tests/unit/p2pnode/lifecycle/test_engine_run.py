@@ -7,8 +7,8 @@ import pytest
 
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.engine_run import barrier_of
-from training.settings import BarrierSettings
-from training.trainer_link.engine_messages import EngineOpened
+from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.trainer_link.engine_messages import EngineOpened
 
 SETTINGS = BarrierSettings(method="pssp", staleness=7, sample=3)
 

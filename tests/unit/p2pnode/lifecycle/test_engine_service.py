@@ -11,10 +11,8 @@ import msgspec
 import pytest
 
 from p2pnode.lifecycle.engine_service import KEYS_IN_A_PART, EngineService
-from tests.harness.environment.simulated import ListLog
-from tests.harness.environment.virtual_loop import run
-from training.errors import TrainingError
-from training.trainer_link.engine_messages import (
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.trainer_link.engine_messages import (
     MESSAGE_VALUES_BYTES,
     AbandonRun,
     ApplyUpdates,
@@ -43,8 +41,17 @@ from training.trainer_link.engine_messages import (
     ValuesFound,
     WaitAtBarrier,
 )
-from training.values.encoding import encode_key
-from training.values.store import EncodedUpdate, EncodedValue, PullFailed, ScriptGone, StoreUnavailable, UpdateFailed
+from p2pnode.training.values.encoding import encode_key
+from p2pnode.training.values.store import (
+    EncodedUpdate,
+    EncodedValue,
+    PullFailed,
+    ScriptGone,
+    StoreUnavailable,
+    UpdateFailed,
+)
+from tests.harness.environment.simulated import ListLog
+from tests.harness.environment.virtual_loop import run
 
 COUNTS = TaskCounts(1, 2, 3, 4, 5, 6, 7, 8)
 

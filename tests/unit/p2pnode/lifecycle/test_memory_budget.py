@@ -19,14 +19,14 @@ from p2pnode.lifecycle.memory_budget import (
     budget,
     check_memory,
 )
+from p2pnode.training import cooperative
+from p2pnode.training.exchange.owner import reads
+from p2pnode.training.exchange.store import state_files
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
 from tests.harness.environment.simulated import NoLog
-from training import cooperative
-from training.exchange.owner import reads
-from training.exchange.store import state_files
-from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.state import ShardState
 
 VALUES = 25_000_000
 DEFAULT = ExchangeSettings()

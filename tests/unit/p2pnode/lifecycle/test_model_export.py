@@ -18,18 +18,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from overlay.system import FolderDisk
 from p2pnode import cli
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.model_export import CannotExport, ModelExport, export_path, watched
+from p2pnode.overlay.system import FolderDisk
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.trainer.model_description import ModelDescriber
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer_link.interface import ModelDescription, Trainer, TrainerFailed
 from tests.harness.environment.simulated import InlineExecutor, ListLog, VirtualClock
 from tests.harness.project.repository import ROOT
 from tests.harness.trainers.conversion import conversion_here
-from training.settings import TrainingSettings
-from training.trainer.model_description import ModelDescriber
-from training.trainer.vector import ModelVector
-from training.trainer_link.interface import ModelDescription, Trainer, TrainerFailed
 
 
 class Adapted(nn.Module):

@@ -10,10 +10,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from overlay.addresses import Address
-from overlay.peers import Activity
 from p2pnode.lifecycle import node as node_module
 from p2pnode.lifecycle.node import Node
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Activity
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StepTime, StubTrainer

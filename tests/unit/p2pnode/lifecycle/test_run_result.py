@@ -12,8 +12,8 @@ import pytest
 
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.run_result import RunEnding, RunResult
-from training.goal import Best
-from training.trainer_link.interface import ModelDescription, TensorSource
+from p2pnode.training.goal import Best
+from p2pnode.training.trainer_link.interface import ModelDescription, TensorSource
 
 
 @pytest.mark.parametrize(("name", "loader"), [("m.safetensors", "load_file"), ("m.pt", "torch.load")])

@@ -11,7 +11,7 @@ import pytest
 
 from p2pnode.lifecycle import side_services
 from p2pnode.lifecycle.side_services import SideServices
-from training.layout import Layout
+from p2pnode.training.layout import Layout
 
 
 class Part:

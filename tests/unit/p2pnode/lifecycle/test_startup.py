@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlay.overlay import Overlay
-from overlay.peer_table import PeerTable
-from overlay.peers import Contact
-from overlay.transport import TransportError
 from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.startup import NO_MODEL_S, REJOIN_TIMEOUT_S, Startup
 from p2pnode.lifecycle.state_directory import GENESIS_FILE
+from p2pnode.overlay.overlay import Overlay
+from p2pnode.overlay.peer_table import PeerTable
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training import checkpoint, manifest_check
+from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.builders.peers import heartbeat
 from tests.harness.environment.simulated import ListLog, MemoryDisk, NoLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, initial_vector
-from training import checkpoint, manifest_check
-from training.trainer_link.interface import TrainerFailed
 
 
 def simulate(

@@ -8,10 +8,10 @@ import msgspec
 
 from p2pnode.status.dispatch import dispatch_findings, dispatch_metrics, dispatch_status
 from p2pnode.status.schema import DispatchStatus, Finding
-from training.dispatch.answers import End, QueueStatus
-from training.dispatch.client import TROUBLE_S
-from training.dispatch.facts import MasterFacts, RecordsFacts, Trouble
-from training.dispatch.messages import QueueCounts
+from p2pnode.training.dispatch.answers import End, QueueStatus
+from p2pnode.training.dispatch.client import TROUBLE_S
+from p2pnode.training.dispatch.facts import MasterFacts, RecordsFacts, Trouble
+from p2pnode.training.dispatch.messages import QueueCounts
 
 COUNTS = QueueCounts(pass_number=1, passes=3, tasks=10, todo=4, leased=3, done=2, failed=1, discarded=5, store="etcd")
 RECORDS = RecordsFacts(

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlay.addresses import Address
+from p2pnode.overlay.addresses import Address
 from p2pnode.status.events import EventLog, EventRing, plain
 
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from overlay.line_rate import WINDOW_S, MeasuredLine
+from p2pnode.overlay.line_rate import WINDOW_S, MeasuredLine
 from p2pnode.status.findings import (
     MEANINGS,
     MIN_STEPS,
@@ -19,11 +19,11 @@ from p2pnode.status.findings import (
 from p2pnode.status.metrics import line_metrics
 from p2pnode.status.prometheus import render
 from p2pnode.status.report import line_status
-from training.codec_choice import CodecChoice, LineFacts
-from training.exchange.messages import RefusalReason
-from training.progress import Progress
-from training.settings import ExchangeSettings
-from training.step_bytes import StepShape, step_bytes
+from p2pnode.training.codec_choice import CodecChoice, LineFacts
+from p2pnode.training.exchange.messages import RefusalReason
+from p2pnode.training.progress import Progress
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.step_bytes import StepShape, step_bytes
 
 
 def measured(bytes_per_s: float) -> MeasuredLine:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from overlay.ids import short
 from p2pnode import __version__
+from p2pnode.overlay.ids import short
 from p2pnode.status.health import ENDING, LONG_WAIT_S, RECENT_S
+from p2pnode.training.exchange.swarm_view import COUNTED_FACTOR, LASTING_S
+from p2pnode.training.trainer_link.interface import Evaluation
 from tests.harness.network.nat import Nat
 from tests.harness.swarms.status_swarm import report, simulate
 from tests.harness.swarms.swarm import Host, Swarm
-from training.exchange.swarm_view import COUNTED_FACTOR, LASTING_S
-from training.trainer_link.interface import Evaluation
 
 
 def test_a_peer_of_another_release_is_a_finding_for_information() -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from overlay.discovery.population import counted
-from overlay.report import OverlayReport, ReachabilityReport, SamplingReport
 from p2pnode.config.settings import Config
+from p2pnode.overlay.discovery.population import counted
+from p2pnode.overlay.report import OverlayReport, ReachabilityReport, SamplingReport
 from p2pnode.status.metrics import collect, health_metrics
 from p2pnode.status.prometheus import render
 from p2pnode.status.schema import ExchangeStatus, Finding, LoopStatus
+from p2pnode.training.progress import Progress
 from tests.harness.project.exposition import complaints
-from training.progress import Progress
 
 NODE: Any = SimpleNamespace(
     progress=Progress(step=7),

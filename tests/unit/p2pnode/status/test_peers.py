@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
-from overlay.addresses import Address
-from overlay.peers import Activity, Contact, Peer, PeerChange
 from p2pnode import __version__
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Activity, Contact, Peer, PeerChange
 from p2pnode.status.peers import KEPT_S, MAX_KEPT, LostPeers
 from tests.harness.swarms.status_swarm import report, simulate
 from tests.harness.swarms.swarm import Swarm

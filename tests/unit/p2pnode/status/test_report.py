@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 
 from p2pnode.status.schema import BestStatus
+from p2pnode.training.trainer_link.interface import Evaluation
 from tests.harness.swarms.status_swarm import report, simulate
 from tests.harness.swarms.swarm import Swarm
-from training.trainer_link.interface import Evaluation
 
 
 def test_the_summary_follows_the_state() -> None:

@@ -12,9 +12,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from overlay.addresses import Address
 from p2pnode.config.settings import StatusSettings
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.overlay.addresses import Address
 from p2pnode.status import server as module
 from p2pnode.status.events import EventRing
 from p2pnode.status.guard import Refusal

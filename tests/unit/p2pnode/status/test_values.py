@@ -5,7 +5,7 @@ from __future__ import annotations
 from p2pnode.status.prometheus import render
 from p2pnode.status.schema import ServerStatus, ValuesStatus
 from p2pnode.status.values import server_metrics, server_status, values_metrics, values_status
-from training.trainer_link.engine_messages import TaskCounts
+from p2pnode.training.trainer_link.engine_messages import TaskCounts
 
 
 def test_a_node_without_values_says_nothing_of_them() -> None:

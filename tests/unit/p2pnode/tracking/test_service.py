@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from overlay.system import SystemClock
 from p2pnode.config.tracker import Tracker
+from p2pnode.overlay.system import SystemClock
 from p2pnode.status.findings import tracker_findings
 from p2pnode.tracking import service
 from p2pnode.tracking.service import PATIENCE_S, RETRY_S, START_PATIENCE_S, StepFeed, Tracking, Writing
 from p2pnode.tracking.writers import Record
+from p2pnode.training.progress import STEPS_KEPT, Progress, StepRow
 from tests.harness.environment.simulated import ListLog, NoLog, VirtualClock
 from tests.harness.environment.virtual_loop import run as run_virtual
-from training.progress import STEPS_KEPT, Progress, StepRow
 
 WRITING = Writing(Tracker("csv", "steps.csv"), Path("/state"), "digits", "a1b2")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from training.barriers.predicates import (
+from p2pnode.training.barriers.predicates import (
     Barrier,
     BarrierNotFound,
     asp,
@@ -21,7 +21,7 @@ from training.barriers.predicates import (
     sample_size,
     ssp,
 )
-from training.settings import BarrierMethod, BarrierSettings
+from p2pnode.training.settings import BarrierMethod, BarrierSettings
 
 MINE = 20
 
@@ -322,8 +322,8 @@ def test_a_custom_barrier_is_called_with_the_sample() -> None:
         ":",
         "nonsense",
         "no.such.module:function",
-        "training.barriers.predicates:no_such_name",
-        "training.barriers.predicates",
+        "p2pnode.training.barriers.predicates:no_such_name",
+        "p2pnode.training.barriers.predicates",
         ":bsp",
         "..:x",
     ],

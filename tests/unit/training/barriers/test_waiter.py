@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from p2pnode.training.barriers.waiter import BarrierWaiter
+from p2pnode.training.settings import BarrierMethod
 from tests.harness.stubs.barrier_peers import MINE, QUERY_S, FakeOverlay, later, node, play
-from training.barriers.waiter import BarrierWaiter
-from training.settings import BarrierMethod
 
 # -- not waiting ------------------------------------------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from overlay.peers import STALL_FLOOR_S, STALL_STEPS, Activity
+from p2pnode.overlay.peers import STALL_FLOOR_S, STALL_STEPS, Activity
+from p2pnode.training.barriers.waiter import LONGEST_UNPROVEN_S, BarrierWaiter, longest_idle_s
+from p2pnode.training.settings import BarrierMethod
 from tests.harness.stubs.barrier_peers import MINE, QUERY_S, SLOW_S, FakeOverlay, later, node, play
-from training.barriers.waiter import LONGEST_UNPROVEN_S, BarrierWaiter, longest_idle_s
-from training.settings import BarrierMethod
 
 # -- peers that do not answer -----------------------------------------------------------------------------------------
 

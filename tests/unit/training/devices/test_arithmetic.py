@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from training.devices.arithmetic import combined, leader_of, pull
-from training.trainer_link.interface import StepReport, Vector
+from p2pnode.training.devices.arithmetic import combined, leader_of, pull
+from p2pnode.training.trainer_link.interface import StepReport, Vector
 
 
 def values(*numbers: float) -> Vector:

@@ -11,13 +11,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from overlay.addresses import Address
-from overlay.peers import Contact
-from overlay.transport import TransportError
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.devices.coordination import AVOID_S, MOST_SHARES, Coordination, LeaseSteps, StepsLeased
+from p2pnode.training.swarm import Swarm
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run
-from training.devices.coordination import AVOID_S, MOST_SHARES, Coordination, LeaseSteps, StepsLeased
-from training.swarm import Swarm
 
 ME, SERVER = b"m" * 20, b"s" * 20
 AT = Address("10.0.0.2", 8468)

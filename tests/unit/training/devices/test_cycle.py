@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.devices.cycle import CycleServer, GivenAnswer
-from training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.devices.cycle import CycleServer, GivenAnswer
+from p2pnode.training.trainer_link.step_messages import StepAnswer
 
 LOCAL, DISTRIBUTED, STOP = StepAnswer.LOCAL, StepAnswer.DISTRIBUTED, StepAnswer.STOP
 

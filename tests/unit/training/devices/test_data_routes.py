@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from training.devices.data_routes import DataRoutes
-from training.sharing.member import DataMember
-from training.trainer_link.data_messages import (
+from p2pnode.training.devices.data_routes import DataRoutes
+from p2pnode.training.sharing.member import DataMember
+from p2pnode.training.trainer_link.data_messages import (
     Claim,
     DataGranted,
     DataKnown,
@@ -19,7 +19,7 @@ from training.trainer_link.data_messages import (
     DataWanted,
     PartitionTrained,
 )
-from training.trainer_link.record_messages import RecordsGranted, RecordsWanted
+from p2pnode.training.trainer_link.record_messages import RecordsGranted, RecordsWanted
 
 SHAPE = DataShape("samples", 60, 1)
 

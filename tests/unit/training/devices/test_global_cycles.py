@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.devices.global_cycles import CYCLES_KEPT, AllowedSteps, GlobalCycles
+from p2pnode.training.devices.global_cycles import CYCLES_KEPT, AllowedSteps, GlobalCycles
 
 
 class Client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.devices.groups import DeviceGroups, backend_of
+from p2pnode.training.devices.groups import DeviceGroups, backend_of
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed, TrainerLeft
 from tests.harness.environment.virtual_loop import run
 from tests.harness.trainers.stub_device import StubDevice, host_of
-from training.trainer_link.interface import StepOrder, TrainerFailed, TrainerLeft
 
 
 def order(step: int, local_steps: int = 4) -> StepOrder:

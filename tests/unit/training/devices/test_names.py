@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.devices.names import named_devices, resolved_devices, threads_each
+from p2pnode.training.devices.names import named_devices, resolved_devices, threads_each
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ import asyncio
 import numpy as np
 import pytest
 
+from p2pnode.training.devices.groups import DeviceGroups
+from p2pnode.training.devices.host import HostTrainer
+from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
+from p2pnode.training.trainer_link.step_messages import StepAnswer
 from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import run
 from tests.harness.trainers.stub_device import SIZE, StubDevice, host_of
-from training.devices.groups import DeviceGroups
-from training.devices.host import HostTrainer
-from training.trainer_link.interface import StepOrder, TrainerFailed
-from training.trainer_link.step_messages import StepAnswer
 
 
 def order(step: int, local_steps: int = 4) -> StepOrder:

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from p2pnode.training.devices.opening import device_file, joint_hello, start_all
+from p2pnode.training.layout import Layout, LayoutEntry
+from p2pnode.training.trainer_link.engine_messages import EngineOpened
+from p2pnode.training.trainer_link.interface import Restored, TrainerFailed, TrainerHello, TrainerLeft
 from tests.harness.environment.virtual_loop import run
-from training.devices.opening import device_file, joint_hello, start_all
-from training.layout import Layout, LayoutEntry
-from training.trainer_link.engine_messages import EngineOpened
-from training.trainer_link.interface import Restored, TrainerFailed, TrainerHello, TrainerLeft
 
 
 def hello(pid: int, layout: Layout | None = None, engine: EngineOpened | None = None) -> TrainerHello:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from training.devices.positions import LeaderPositions
-from training.trainer_link.interface import StepReport, Vector
+from p2pnode.training.devices.positions import LeaderPositions
+from p2pnode.training.trainer_link.interface import StepReport, Vector
 
 
 def report(samples: int, recent_loss: float | None = None) -> StepReport:

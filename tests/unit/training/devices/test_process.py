@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p2pnode.training.devices import process as module
+from p2pnode.training.devices.process import DeviceProcess, HostMemory
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.interface import MergeOrder, TrainerFailed
+from p2pnode.training.trainer_link.shared_memory import HostVectors, SharedVectors
+from p2pnode.training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWanted
 from tests.harness.environment.simulated import ListLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
-from training.devices import process as module
-from training.devices.process import DeviceProcess, HostMemory
-from training.settings import TrainingSettings
-from training.supervisor.node_start import NodeStart
-from training.trainer_link import messages
-from training.trainer_link.interface import MergeOrder, TrainerFailed
-from training.trainer_link.shared_memory import HostVectors, SharedVectors
-from training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWanted
 
 ORDER = MergeOrder(index=1, members=(0, 1), group=4, place="/tmp/group.4", backend="gloo")
 

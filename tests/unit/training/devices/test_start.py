@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from p2pnode.training.devices import start
+from p2pnode.training.devices.groups import DeviceGroups
+from p2pnode.training.devices.host import HostTrainer
+from p2pnode.training.devices.process import DeviceProcess
+from p2pnode.training.devices.start import PATIENCE, count_gpus, make_trainer
+from p2pnode.training.settings import DevicesSettings, TrainingSettings
+from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.supervisor.process_trainer import ProcessTrainer
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run
-from training.devices import start
-from training.devices.groups import DeviceGroups
-from training.devices.host import HostTrainer
-from training.devices.process import DeviceProcess
-from training.devices.start import PATIENCE, count_gpus, make_trainer
-from training.settings import DevicesSettings, TrainingSettings
-from training.supervisor.node_start import NodeStart
-from training.supervisor.process_trainer import ProcessTrainer
 
 NODE = NodeStart(b"n" * 20, 3)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from training.dispatch.answers import MAX_HELD, REPORTED_CAUSES, Cause, QueueRules
+from p2pnode.training.dispatch.answers import MAX_HELD, REPORTED_CAUSES, Cause, QueueRules
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,16 @@ import zlib
 import msgspec
 import pytest
 
-from training.dispatch import chunks
-from training.dispatch.chunks import MAX_CHUNKS, BadDataset, ChunkTable, DatasetChunk, DatasetDamaged, difference
-from training.dispatch.messages import MAX_MESSAGE_BYTES
+from p2pnode.training.dispatch import chunks
+from p2pnode.training.dispatch.chunks import (
+    MAX_CHUNKS,
+    BadDataset,
+    ChunkTable,
+    DatasetChunk,
+    DatasetDamaged,
+    difference,
+)
+from p2pnode.training.dispatch.messages import MAX_MESSAGE_BYTES
 
 
 def table(**files: int) -> ChunkTable:

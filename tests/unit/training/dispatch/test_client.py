@@ -10,16 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlay.addresses import Address
-from overlay.kademlia.messages import pack_contact
-from overlay.peers import Contact
-from overlay.transport import ReceivedResponse, RequestRejected, TransportError
-from tests.harness.environment.simulated import make_environment
-from tests.harness.environment.virtual_loop import run
-from training.dispatch.answers import ReportAnswer
-from training.dispatch.client import MasterClient
-from training.dispatch.directory import MasterDirectory
-from training.dispatch.messages import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.messages import pack_contact
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import ReceivedResponse, RequestRejected, TransportError
+from p2pnode.training.dispatch.answers import ReportAnswer
+from p2pnode.training.dispatch.client import MasterClient
+from p2pnode.training.dispatch.directory import MasterDirectory
+from p2pnode.training.dispatch.messages import (
     DISPATCH,
     FinishTask,
     MasterRecord,
@@ -29,6 +27,8 @@ from training.dispatch.messages import (
     decode_request,
     encode,
 )
+from tests.harness.environment.simulated import make_environment
+from tests.harness.environment.virtual_loop import run
 
 ME, ONE, TWO = b"m" * 20, b"a" * 20, b"b" * 20
 REQUEST = FinishTask(b"q", 3, 1)

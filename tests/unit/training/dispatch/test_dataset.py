@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from p2pnode.training.dispatch.dataset import RecordFilesMissing, find_files, path_of, read_dataset
 from tests.harness.builders.record_files import write_records
-from training.dispatch.dataset import RecordFilesMissing, find_files, path_of, read_dataset
 
 
 def test_names_are_those_below_the_folder(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.kademlia.messages import pack_contact
-from overlay.peers import Contact
-from overlay.transport import ReceivedResponse, RequestRejected, TransportError
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.kademlia.messages import pack_contact
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import ReceivedResponse, RequestRejected, TransportError
+from p2pnode.training.dispatch.directory import ASK_S, KEEPERS, RECORD_S, MasterDirectory, key_of
+from p2pnode.training.dispatch.messages import MASTER, MasterRecord, WhoServes, decode_who, encode
 from tests.harness.environment.simulated import VirtualClock, make_environment
 from tests.harness.environment.virtual_loop import run
-from training.dispatch.directory import ASK_S, KEEPERS, RECORD_S, MasterDirectory, key_of
-from training.dispatch.messages import MASTER, MasterRecord, WhoServes, decode_who, encode
 
 GENESIS = b"g" * 16
 ME = Contact(b"m" * 20, Address("10.0.0.1", 8468))

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from training.dispatch.etcd_gateway import EtcdGateway, EtcdRefused, EtcdUnreachable, coded, decoded
+from p2pnode.training.dispatch.etcd_gateway import EtcdGateway, EtcdRefused, EtcdUnreachable, coded, decoded
 
 LIMIT_S = 60.0
 #: The path of a request, its body, and its token; gives a status and a body.

@@ -8,12 +8,12 @@ import asyncio
 
 import pytest
 
+from p2pnode.training.dispatch.etcd_gateway import EtcdRefused, coded
+from p2pnode.training.dispatch.etcd_lock import MARGIN, EtcdLock
+from p2pnode.training.dispatch.store import StoreLost
 from tests.harness.environment.simulated import ListLog, SeededEntropy, make_environment
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.fake_etcd import FakeCalls, FakeEtcd
-from training.dispatch.etcd_gateway import EtcdRefused, coded
-from training.dispatch.etcd_lock import MARGIN, EtcdLock
-from training.dispatch.store import StoreLost
 
 KEY, TTL_S = b"/lock", 9.0
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from p2pnode.training.dispatch import etcd_store
+from p2pnode.training.dispatch.etcd_gateway import EtcdUnreachable
+from p2pnode.training.dispatch.etcd_store import EtcdStore
+from p2pnode.training.dispatch.store import MAX_BYTES, MAX_ROWS, StoreLost
 from tests.harness.environment.simulated import SeededEntropy, make_environment
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.fake_etcd import FakeCalls, FakeEtcd
-from training.dispatch import etcd_store
-from training.dispatch.etcd_gateway import EtcdUnreachable
-from training.dispatch.etcd_store import EtcdStore
-from training.dispatch.store import MAX_BYTES, MAX_ROWS, StoreLost
 
 TTL_S = 10.0
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from training.dispatch.answers import Held
-from training.dispatch.held import Complete, HeldTasks
-from training.trainer_link.record_messages import RecordChunk, RecordTask, TaskTrained
+from p2pnode.training.dispatch.answers import Held
+from p2pnode.training.dispatch.held import Complete, HeldTasks
+from p2pnode.training.trainer_link.record_messages import RecordChunk, RecordTask, TaskTrained
 
 
 def task(number: int, records: int = 10, attempt: int = 1, skip: int = 0) -> RecordTask:

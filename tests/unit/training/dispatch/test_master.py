@@ -6,12 +6,12 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+from p2pnode.training.dispatch.master import REOPEN_S, MasterService
+from p2pnode.training.dispatch.store import Store
+from p2pnode.training.settings import DispatchSettings
 from tests.harness.environment.memory_store import MemoryStore
 from tests.harness.environment.simulated import ListLog, make_environment
 from tests.harness.environment.virtual_loop import run
-from training.dispatch.master import REOPEN_S, MasterService
-from training.dispatch.store import Store
-from training.settings import DispatchSettings
 
 
 def test_a_master_that_had_a_fault_serves_again() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from p2pnode.training.dispatch.etcd_store import EtcdStore
+from p2pnode.training.dispatch.open_store import BadStoreSetting, open_store
+from p2pnode.training.dispatch.sqlite_store import SqliteStore
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run
-from training.dispatch.etcd_store import EtcdStore
-from training.dispatch.open_store import BadStoreSetting, open_store
-from training.dispatch.sqlite_store import SqliteStore
 
 
 def test_settings_and_their_stores(tmp_path: Path) -> None:

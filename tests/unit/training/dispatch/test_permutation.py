@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from training.dispatch.permutation import EpochOrder
+from p2pnode.training.dispatch.permutation import EpochOrder
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 65, 1000, 4097])

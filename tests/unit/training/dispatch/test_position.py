@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from p2pnode.training.dispatch.held import SavedTask
+from p2pnode.training.dispatch.worker import STATE_FILE, PositionFile
+from p2pnode.training.trainer_link.record_messages import RecordTask
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, make_environment
 from tests.harness.environment.virtual_loop import run
-from training.dispatch.held import SavedTask
-from training.dispatch.worker import STATE_FILE, PositionFile
-from training.trainer_link.record_messages import RecordTask
 
 TASKS = [SavedTask(RecordTask(3, 2, 1, 0, 0, []), 60.0, 5)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.dispatch.answers import (
+from p2pnode.training.dispatch.answers import (
     Answer,
     BadRequestToQueue,
     Cause,
@@ -19,8 +19,8 @@ from training.dispatch.answers import (
     ReportAnswer,
     TaskDiscarded,
 )
-from training.dispatch.chunks import ChunkTable, DatasetChunk
-from training.dispatch.queue import DUE_AT_ONCE, MAX_TASKS, StateDamaged, TaskQueue
+from p2pnode.training.dispatch.chunks import ChunkTable, DatasetChunk
+from p2pnode.training.dispatch.queue import DUE_AT_ONCE, MAX_TASKS, StateDamaged, TaskQueue
 
 ANN, BOB = b"ann", b"bob"
 

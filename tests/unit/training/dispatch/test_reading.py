@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from p2pnode.training.dispatch.reading import places_in_order, records_in_order
+from p2pnode.training.dispatch.recordio import CorruptChunk
 from tests.harness.builders.record_files import tasks_of, write_records
-from training.dispatch.reading import places_in_order, records_in_order
-from training.dispatch.recordio import CorruptChunk
 
 RECORDS = [b"%d" % number for number in range(23)]
 

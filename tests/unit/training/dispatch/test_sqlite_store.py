@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from p2pnode.training.dispatch.sqlite_store import SqliteStore
+from p2pnode.training.dispatch.store import StoreHeld, StoreLost
 from tests.harness.environment.simulated import InlineExecutor
 from tests.harness.project.repository import ROOT
-from training.dispatch.sqlite_store import SqliteStore
-from training.dispatch.store import StoreHeld, StoreLost
 
 
 @contextlib.asynccontextmanager
@@ -77,7 +77,7 @@ WRITES_FOR_EVER = """
 import asyncio, itertools, sys
 from pathlib import Path
 from tests.harness.environment.simulated import InlineExecutor
-from training.dispatch.sqlite_store import SqliteStore
+from p2pnode.training.dispatch.sqlite_store import SqliteStore
 
 async def main():
     store = SqliteStore(Path(sys.argv[1]), InlineExecutor())

@@ -9,11 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.harness.environment.memory_store import MemoryStore, StoreContents
-from tests.harness.environment.simulated import InlineExecutor, ListLog, make_environment
-from tests.harness.environment.virtual_loop import run
-from training.dispatch import stored_queue
-from training.dispatch.answers import (
+from p2pnode.training.dispatch import stored_queue
+from p2pnode.training.dispatch.answers import (
     Answer,
     BadRequestToQueue,
     Cause,
@@ -25,10 +22,13 @@ from training.dispatch.answers import (
     Registration,
     ReportAnswer,
 )
-from training.dispatch.chunks import BadDataset, ChunkTable, DatasetChunk, DatasetDiffers, digest_of
-from training.dispatch.queue import StateDamaged
-from training.dispatch.store import StoreLost, StoreRefused
-from training.dispatch.stored_queue import StoredQueue, recovered
+from p2pnode.training.dispatch.chunks import BadDataset, ChunkTable, DatasetChunk, DatasetDiffers, digest_of
+from p2pnode.training.dispatch.queue import StateDamaged
+from p2pnode.training.dispatch.store import StoreLost, StoreRefused
+from p2pnode.training.dispatch.stored_queue import StoredQueue, recovered
+from tests.harness.environment.memory_store import MemoryStore, StoreContents
+from tests.harness.environment.simulated import InlineExecutor, ListLog, make_environment
+from tests.harness.environment.virtual_loop import run
 
 TABLE = ChunkTable(DatasetChunk("data", index, 50 * index, 10) for index in range(100))
 WANTED = Registration(identity=b"i" * 16, digest=b"", tasks=0, chunks_per_task=2, shuffle=False, seed=0)

@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.harness.environment.simulated import ListLog, MemoryDisk, make_environment
-from tests.harness.environment.virtual_loop import run
-from tests.harness.swarms.dispatch_swarm import dataset
-from training.dispatch.answers import Answer, Held, ReportAnswer
-from training.dispatch.chunks import DatasetChunk
-from training.dispatch.messages import (
+from p2pnode.training.dispatch.answers import Answer, Held, ReportAnswer
+from p2pnode.training.dispatch.chunks import DatasetChunk
+from p2pnode.training.dispatch.messages import (
     DatasetTold,
     DispatchAnswer,
     DispatchRequest,
@@ -29,8 +26,8 @@ from training.dispatch.messages import (
     SaveTold,
     TaskTold,
 )
-from training.dispatch.worker import RecordsService
-from training.trainer_link.record_messages import (
+from p2pnode.training.dispatch.worker import RecordsService
+from p2pnode.training.trainer_link.record_messages import (
     RecordsGranted,
     RecordsOpened,
     RecordsTrained,
@@ -40,6 +37,9 @@ from training.trainer_link.record_messages import (
     SaveWanted,
     TaskTrained,
 )
+from tests.harness.environment.simulated import ListLog, MemoryDisk, make_environment
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.dispatch_swarm import dataset
 
 QUEUE = b"q" * 16
 

@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
 
 EXACT_ON_SMALL_INTEGERS: list[CodecName] = ["float32", "bfloat16"]
 #: Those whose size depends on the number of values alone.

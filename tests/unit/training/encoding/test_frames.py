@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlay.transport import Buffer
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
-from training.encoding.frames import (
+from p2pnode.overlay.transport import Buffer
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.frames import (
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
     BadFrame,

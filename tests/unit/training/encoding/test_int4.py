@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from training import kernels
-from training.encoding import codecs
+from p2pnode.training import kernels
+from p2pnode.training.encoding import codecs
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from training.encoding import codecs, low_bits
-from training.encoding.codecs import Vector
+from p2pnode.training.encoding import codecs, low_bits
+from p2pnode.training.encoding.codecs import Vector
 
 #: Any bit pattern: infinities, NaNs and denormals too.
 PATTERNS = arrays(np.uint32, st.integers(1, 60), elements=st.integers(0, 2**32 - 1))

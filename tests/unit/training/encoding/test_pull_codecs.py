@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from training.encoding.codecs import CodecName
-from training.encoding.pull_codecs import change_codec, follows_chains, pull_codec, pulled_in, whole_codec
-from training.settings import ExchangeSettings
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.encoding.pull_codecs import change_codec, follows_chains, pull_codec, pulled_in, whole_codec
+from p2pnode.training.settings import ExchangeSettings
 
 
 @pytest.mark.parametrize(

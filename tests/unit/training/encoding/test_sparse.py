@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from training import kernels
-from training.encoding import codecs, sparse
-from training.encoding.codecs import Vector
+from p2pnode.training import kernels
+from p2pnode.training.encoding import codecs, sparse
+from p2pnode.training.encoding.codecs import Vector
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.peers import Activity, Contact
-from overlay.transport import PART_BYTES, ReceivedResponse, RequestRejected, TransportError
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Activity, Contact
+from p2pnode.overlay.transport import PART_BYTES, ReceivedResponse, RequestRejected, TransportError
+from p2pnode.training.engines import calls
+from p2pnode.training.engines.calls import REQUEST, ScriptCalls
+from p2pnode.training.trainer_link.engine_messages import CallAnswered, CallReceived, MembersFound, NotAnswered
 from tests.harness.environment.virtual_loop import run
-from training.engines import calls
-from training.engines.calls import REQUEST, ScriptCalls
-from training.trainer_link.engine_messages import CallAnswered, CallReceived, MembersFound, NotAnswered
 
 SERVER, WORKER = b"S" * 20, b"W" * 20
 AT = Address("127.0.0.1", 1)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from training.engines.link import EngineLink, NoNode, error_of
-from training.trainer_link import messages
-from training.trainer_link.engine_messages import (
+from p2pnode.training.engines.link import EngineLink, NoNode, error_of
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.engine_messages import (
     AskKeys,
     BeginRun,
     CallAnswered,
@@ -32,7 +32,7 @@ from training.trainer_link.engine_messages import (
     PullDone,
     QuestionRefused,
 )
-from training.values.store import StoreUnavailable, UpdateFailed
+from p2pnode.training.values.store import StoreUnavailable, UpdateFailed
 
 LIMIT_S = 10.0
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from training.engines import model_values
-from training.engines.model_values import ModelValues
+from p2pnode.training.engines import model_values
+from p2pnode.training.engines.model_values import ModelValues
 
 
 def test_a_model_comes_back_from_its_values(monkeypatch):

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from overlay.peers import Activity
+from p2pnode.overlay.peers import Activity
+from p2pnode.training.engines.participation import AGAIN_S, PACE_STEPS, POLL_INTERVAL_S, SHORTEST_STEP_S, Participation
+from p2pnode.training.progress import Progress
+from p2pnode.training.settings import TrainingSettings
 from tests.harness.environment.simulated import ListLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
-from training.engines.participation import AGAIN_S, PACE_STEPS, POLL_INTERVAL_S, SHORTEST_STEP_S, Participation
-from training.progress import Progress
-from training.settings import TrainingSettings
 
 
 class Swarm:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.engines.program import Context, NoSuchValue, Program, VerbFailed, Verbs, summary
-from training.values.encoding import ValueNotEncodable
-from training.values.store import NewValue, Stamped, ValueUpdate
+from p2pnode.training.engines.program import Context, NoSuchValue, Program, VerbFailed, Verbs, summary
+from p2pnode.training.values.encoding import ValueNotEncodable
+from p2pnode.training.values.store import NewValue, Stamped, ValueUpdate
 
 
 class Around:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import p2pnode
-from training.engines.selection import EngineUnavailable
-from training.trainer_link.messages import ALONE_FILE, SOCKET_VARIABLE
+from p2pnode.training.engines.selection import EngineUnavailable
+from p2pnode.training.trainer_link.messages import ALONE_FILE, SOCKET_VARIABLE
 
 
 def test_an_engine_is_given_by_its_name() -> None:
@@ -46,7 +46,7 @@ def test_an_option_that_cannot_be_met_is_refused_before_a_node_is_asked(
 
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Dask the error names it, and the extra that has it."""
-    for name in [name for name in sys.modules if name.startswith("training.engines.mapreduce")]:
+    for name in [name for name in sys.modules if name.startswith("p2pnode.training.engines.mapreduce")]:
         monkeypatch.delitem(sys.modules, name)
     real = builtins.__import__
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from training.engines.program import Verbs
-from training.engines.values_link import (
+from p2pnode.training.engines.program import Verbs
+from p2pnode.training.engines.values_link import (
     LinkedStore,
     LinkedValues,
     Pulling,
@@ -20,8 +20,8 @@ from training.engines.values_link import (
     immediate,
     in_parts,
 )
-from training.errors import TrainingError
-from training.trainer_link.engine_messages import (
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.trainer_link.engine_messages import (
     MESSAGE_VALUES_BYTES,
     ApplyUpdates,
     AskKeys,
@@ -36,8 +36,8 @@ from training.trainer_link.engine_messages import (
     SetValue,
     ValuesFound,
 )
-from training.values.encoding import ValueNotEncodable, decode_value, encode_key, encode_value
-from training.values.store import NewValue, Stamped, ValueUpdate
+from p2pnode.training.values.encoding import ValueNotEncodable, decode_value, encode_key, encode_value
+from p2pnode.training.values.store import NewValue, Stamped, ValueUpdate
 
 
 class Link:

@@ -12,25 +12,25 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlay.peers import Contact
-from overlay.transport import RequestRejected, TransportError
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import RequestRejected, TransportError
+from p2pnode.training.encoding.codecs import as_bytes
+from p2pnode.training.encoding.frames import Part, frames
+from p2pnode.training.exchange.backup import CONFIRM_AFTER_S, BackupHandler
+from p2pnode.training.exchange.messages import Forward, ForwardAnswer, Forwarded, Push
+from p2pnode.training.exchange.own_deltas import Delivery, Outgoing, SentDeltas
+from p2pnode.training.exchange.ownership_messages import HandOver, Learn, ShardList, TransferResult
+from p2pnode.training.exchange.peer_score import NONSENSE
+from p2pnode.training.exchange.run_state import Phase
+from p2pnode.training.exchange.store import state_stream
+from p2pnode.training.exchange.store.replica import Position
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.store.state_stream import describe
+from p2pnode.training.exchange.terms import OwnerInfo, Term
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
 from tests.harness.stubs.exchange_services import backup_of_node
-from training.encoding.codecs import as_bytes
-from training.encoding.frames import Part, frames
-from training.exchange.backup import CONFIRM_AFTER_S, BackupHandler
-from training.exchange.messages import Forward, ForwardAnswer, Forwarded, Push
-from training.exchange.own_deltas import Delivery, Outgoing, SentDeltas
-from training.exchange.ownership_messages import HandOver, Learn, ShardList, TransferResult
-from training.exchange.peer_score import NONSENSE
-from training.exchange.run_state import Phase
-from training.exchange.store import state_stream
-from training.exchange.store.replica import Position
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_stream import describe
-from training.exchange.terms import OwnerInfo, Term
 
 OWNER, ME = contact("a"), contact("b")
 
@@ -84,7 +84,7 @@ def test_a_forward_is_added_with_the_clipped_weight() -> None:
 
 def test_a_large_forward_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether its values are in the body or were kept here."""
-    monkeypatch.setattr("training.cooperative.VALUES_PER_PASS", 3)
+    monkeypatch.setattr("p2pnode.training.cooperative.VALUES_PER_PASS", 3)
 
     async def scenario() -> None:
         store = backup_of("b", "a")

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from overlay.peers import Activity, Contact
-from overlay.transport import NOT_SERVED, TransportError
+from p2pnode.overlay.peers import Activity, Contact
+from p2pnode.overlay.transport import NOT_SERVED, TransportError
+from p2pnode.training.exchange.directory import DENIAL_S, OwnerDirectory, shard_key
+from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer, PushResult, decode
+from p2pnode.training.exchange.ownership_messages import ShardList, TransferResult
+from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import OwnerInfo
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import Answer, ScriptedSwarm, context_of, directory_of
-from training.exchange.directory import DENIAL_S, OwnerDirectory, shard_key
-from training.exchange.messages import LocateOwners, LocateOwnersAnswer, PushResult, decode
-from training.exchange.ownership_messages import ShardList, TransferResult
-from training.exchange.store.records import StoredState
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import OwnerInfo
 
 ME, B, C = contact("a"), contact("b"), contact("c")
 

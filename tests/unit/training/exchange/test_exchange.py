@@ -9,24 +9,24 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlay.environment import Environment
-from overlay.peers import PeerChange
-from overlay.transport import TransportError
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import PeerChange
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.fence_file import FENCES_FILE
+from p2pnode.training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode
+from p2pnode.training.exchange.swarm_view import LASTING_S
+from p2pnode.training.exchange.terms import OwnerInfo
+from p2pnode.training.layout import Layout
+from p2pnode.training.manifest import PROTOCOL, Manifest
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.outer_rule import Rule
 from tests.harness.builders.stores import IDS, contact, term
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, VirtualClock
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, records_of
 from tests.harness.swarms.exchange_swarm import StartEntropy
 from tests.harness.trainers.stub_trainer import plain_layout
-from training.exchange.exchange import Exchange
-from training.exchange.fence_file import FENCES_FILE
-from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode
-from training.exchange.swarm_view import LASTING_S
-from training.exchange.terms import OwnerInfo
-from training.layout import Layout
-from training.manifest import PROTOCOL, Manifest
-from training.settings import ExchangeSettings
-from training.shards.outer_rule import Rule
 
 ME, OTHER = contact("a"), contact("b")
 VALUES, SHARDS = 16, 4
@@ -129,7 +129,7 @@ def test_a_pull_gives_an_owner_up_as_soon_as_it_is_found_dead() -> None:
 
 def test_large_shards_are_founded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that another node has claimed meanwhile is left to it, and a delta that is not finite is refused."""
-    monkeypatch.setattr("training.cooperative.VALUES_PER_TURN", 1)
+    monkeypatch.setattr("p2pnode.training.cooperative.VALUES_PER_TURN", 1)
 
     async def scenario() -> None:
         exchange = exchange_of(ScriptedSwarm(ME), MemoryDisk())

@@ -8,14 +8,14 @@ from typing import get_args
 
 import pytest
 
-from overlay.peers import ChangeKind, PeerChange
-from overlay.supervision import FIRST_PAUSE_S
+from p2pnode.overlay.peers import ChangeKind, PeerChange
+from p2pnode.overlay.supervision import FIRST_PAUSE_S
+from p2pnode.training.exchange.exchange import Exchange
 from tests.harness.builders.stores import IDS, contact
 from tests.harness.environment.simulated import MemoryDisk
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, records_of
 from tests.unit.training.exchange.test_exchange import VALUES, exchange_of
-from training.exchange.exchange import Exchange
 
 NODE = IDS["b"]
 

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from p2pnode.training.exchange.fence_file import FENCES_FILE, FenceFile
+from p2pnode.training.exchange.terms import TERM_LIMIT, ZERO_TERM
 from tests.harness.builders.stores import IDS, contact, store_of, term
 from tests.harness.environment.simulated import MemoryDisk
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, context_of, records_of
-from training.exchange.fence_file import FENCES_FILE, FenceFile
-from training.exchange.terms import TERM_LIMIT, ZERO_TERM
 
 
 def started(files: dict[str, bytes]) -> tuple[Any, FenceFile, MemoryDisk]:

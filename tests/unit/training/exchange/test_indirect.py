@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from overlay.peers import Contact
-from overlay.transport import NOT_SERVED, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import NOT_SERVED, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
+from p2pnode.training.exchange.indirect import NAME, RELAY_S, IndirectRequests
+from p2pnode.training.exchange.messages import Indirect, encode
 from tests.harness.builders.stores import contact
-from training.exchange.indirect import NAME, RELAY_S, IndirectRequests
-from training.exchange.messages import Indirect, encode
 
 A, B, C = contact("a"), contact("b"), contact("c")
 

@@ -10,12 +10,9 @@ import asyncio
 import msgspec
 import pytest
 
-from overlay.transport import MAX_HEAD_BYTES
-from tests.harness.builders.stores import IDS, contact, term
-from tests.harness.environment.virtual_loop import run
-from tests.harness.swarms.exchange_overlay import chunks
-from training.encoding.frames import BadFrame, FrameReader
-from training.exchange.messages import (
+from p2pnode.overlay.transport import MAX_HEAD_BYTES
+from p2pnode.training.encoding.frames import BadFrame, FrameReader
+from p2pnode.training.exchange.messages import (
     MAX_DELTAS,
     MAX_PIECE_BYTES,
     SIGN_OF_LIFE,
@@ -37,7 +34,7 @@ from training.exchange.messages import (
     read_results,
     record_frames,
 )
-from training.exchange.ownership_messages import (
+from p2pnode.training.exchange.ownership_messages import (
     MAX_BUFFERS_BYTES,
     MAX_SOUGHT,
     CompareCopies,
@@ -54,9 +51,12 @@ from training.exchange.ownership_messages import (
     SurveyAnswer,
     TransferResult,
 )
-from training.exchange.terms import MAX_SHARDS, Fence, OwnerInfo, Term
-from training.values.encoding import MAX_KEY_BYTES
-from training.values.owner import MAX_ITEMS, ReadValues, UpdateValuesAnswer
+from p2pnode.training.exchange.terms import MAX_SHARDS, Fence, OwnerInfo, Term
+from p2pnode.training.values.encoding import MAX_KEY_BYTES
+from p2pnode.training.values.owner import MAX_ITEMS, ReadValues, UpdateValuesAnswer
+from tests.harness.builders.stores import IDS, contact, term
+from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.exchange_overlay import chunks
 
 PUSH = Push(IDS["x"], 1, 2, 1, 0.5, [0, 1])
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from p2pnode.training.exchange.messages import Push
+from p2pnode.training.exchange.own_deltas import LARGEST_SHARE, AcknowledgedKey, Delivery, Outgoing, SentDeltas
+from p2pnode.training.shards.applied import DeltaId
 from tests.harness.builders.stores import IDS
-from training.exchange.messages import Push
-from training.exchange.own_deltas import LARGEST_SHARE, AcknowledgedKey, Delivery, Outgoing, SentDeltas
-from training.shards.applied import DeltaId
 
 VALUES = np.arange(4, dtype=np.float32)
 

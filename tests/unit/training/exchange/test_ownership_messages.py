@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.harness.builders.stores import IDS, term
-from training.exchange.messages import decode, encode
-from training.exchange.ownership_messages import (
+from p2pnode.training.exchange.messages import decode, encode
+from p2pnode.training.exchange.ownership_messages import (
     MAX_FETCHED,
     CopyStatus,
     Fetch,
@@ -16,6 +15,7 @@ from training.exchange.ownership_messages import (
     OwnedHistory,
     StateHead,
 )
+from tests.harness.builders.stores import IDS, term
 
 
 def test_a_copy_has_a_term_and_a_fence() -> None:

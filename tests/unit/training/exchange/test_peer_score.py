@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.peers import Contact
-from overlay.transport import TransportError
-from tests.harness.builders.stores import IDS, contact, owner_of, store_of
-from tests.harness.environment.simulated import ListLog, Record
-from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, directory_of
-from training.exchange.messages import LocateOwners, LocateOwnersAnswer
-from training.exchange.peer_score import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer
+from p2pnode.training.exchange.peer_score import (
     APART_S,
     FIRST_LOOK_S,
     IGNORED_S,
@@ -28,6 +24,10 @@ from training.exchange.peer_score import (
     UNREACHED_S,
     PeerScore,
 )
+from tests.harness.builders.stores import IDS, contact, owner_of, store_of
+from tests.harness.environment.simulated import ListLog, Record
+from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, directory_of
 
 A, B, C, D = (IDS[name] for name in "abcd")
 

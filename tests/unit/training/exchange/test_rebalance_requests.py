@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.terms import Fence
 from tests.harness.builders.stores import contact, owner_of, term
 from tests.harness.environment.virtual_loop import run
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.terms import Fence
 
 
 def test_a_wake_ends_the_wait_and_counts_once() -> None:

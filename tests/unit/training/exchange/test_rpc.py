@@ -6,22 +6,29 @@ import asyncio
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.peers import Contact
-from overlay.transport import FailureKind, RequestRejected, Response, TransportError
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import FailureKind, RequestRejected, Response, TransportError
+from p2pnode.training.encoding.frames import BadFrame
+from p2pnode.training.exchange.messages import (
+    Indirect,
+    IndirectAnswer,
+    LocateOwners,
+    LocateOwnersAnswer,
+    decode,
+    encode,
+)
+from p2pnode.training.exchange.ownership_messages import (
+    TransferResult,
+)
+from p2pnode.training.exchange.peer_score import IGNORED_S, PeerScore
+from p2pnode.training.exchange.rpc import REQUEST, ExchangeRpc
+from p2pnode.training.exchange.terms import OwnerInfo
 from tests.harness.builders.stores import contact, term
 from tests.harness.environment.simulated import ListLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm
 from tests.harness.swarms.exchange_overlay import chunks
-from training.encoding.frames import BadFrame
-from training.exchange.messages import Indirect, IndirectAnswer, LocateOwners, LocateOwnersAnswer, decode, encode
-from training.exchange.ownership_messages import (
-    TransferResult,
-)
-from training.exchange.peer_score import IGNORED_S, PeerScore
-from training.exchange.rpc import REQUEST, ExchangeRpc
-from training.exchange.terms import OwnerInfo
 
 ME, PEER, RELAY = contact("a"), contact("b"), contact("c")
 

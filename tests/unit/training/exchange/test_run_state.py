@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.exchange.run_state import Phase, RunState
+from p2pnode.training.exchange.run_state import Phase, RunState
 
 
 def test_a_phase_includes_the_earlier_ones_and_is_never_left_backwards() -> None:

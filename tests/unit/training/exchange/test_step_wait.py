@@ -9,10 +9,10 @@ import asyncio
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.peers import Contact
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.exchange.step_wait import Obstacles, StepWait, together
 from tests.harness.environment.virtual_loop import run
-from training.exchange.step_wait import Obstacles, StepWait, together
 
 
 def now() -> float:

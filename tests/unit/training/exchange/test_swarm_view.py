@@ -11,13 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.peers import Contact
-from tests.harness.environment.simulated import ListLog
-from training.exchange.peer_score import IGNORED_S, NONSENSE, PeerScore
-from training.exchange.run_state import RunState
-from training.exchange.store.state_stream import ANY_STEPS
-from training.exchange.swarm_view import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.exchange.peer_score import IGNORED_S, NONSENSE, PeerScore
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.store.state_stream import ANY_STEPS
+from p2pnode.training.exchange.swarm_view import (
     COUNTED_FACTOR,
     FURTHEST_AT_FIRST,
     FURTHEST_FACTOR,
@@ -30,7 +29,8 @@ from training.exchange.swarm_view import (
     CountComparison,
     SwarmView,
 )
-from training.exchange.terms import MAX_BELIEVED
+from p2pnode.training.exchange.terms import MAX_BELIEVED
+from tests.harness.environment.simulated import ListLog
 
 
 class Clock:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from p2pnode.training.exchange.messages import decode, encode
+from p2pnode.training.exchange.terms import ROLE_RANK, ZERO_TERM, Fence, OwnerInfo, Term
 from tests.harness.builders.stores import IDS, contact, term
-from training.exchange.messages import decode, encode
-from training.exchange.terms import ROLE_RANK, ZERO_TERM, Fence, OwnerInfo, Term
 
 
 def test_terms_are_ordered_by_number_and_then_by_node() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from training.shards.applied import Applied, DeltaId
+from p2pnode.training.shards.applied import Applied, DeltaId
 
 NODES = [bytes([letter]) * 20 for letter in b"abcdef"]
 

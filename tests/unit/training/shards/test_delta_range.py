@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from training.shards.delta_range import (
+from p2pnode.training.shards.delta_range import (
     MAX_LENGTH,
     MEAN_ALWAYS,
     RANGE_MULTIPLE,

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from training.shards.robust import (
+from p2pnode.training.shards.robust import (
     CLIP_MULTIPLE,
     MAX_NORM_AGE_STEPS,
     MAX_NORMS,

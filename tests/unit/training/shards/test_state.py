@@ -9,12 +9,12 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from training.encoding.codecs import Vector
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.state import ShardState
-from training.shards.value_batch import KeyResult, KeyUpdate, ValueBatch
-from training.shards.value_table import ValueTable
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
+from p2pnode.training.shards.value_batch import KeyResult, KeyUpdate, ValueBatch
+from p2pnode.training.shards.value_table import ValueTable
 
 PLAIN = Rule(outer_lr=0.7, outer_momentum=0.0)
 NESTEROV = Rule(outer_lr=0.7, outer_momentum=0.9)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.harness.builders.value_updates import NODE, update
-from training.shards.applied import DeltaId
-from training.shards.value_batch import (
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.value_batch import (
     MAX_UPDATES,
     BadBatch,
     KeyResult,
@@ -12,6 +11,7 @@ from training.shards.value_batch import (
     decode_batch,
     encode_batch,
 )
+from tests.harness.builders.value_updates import NODE, update
 
 WRONG = [ValueBatch(1, [], [KeyResult(b"sk", 0, None, 0)]), ValueBatch(1, [update(1)], [], [(1, "no")])]
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pnode.training.shards.value_batch import BadBatch, KeyResult, ValueBatch, decode_batch, encode_batch
+from p2pnode.training.shards.value_table import MAX_REFUSED, PIECE_BYTES, ValueTable
+from p2pnode.training.shards.value_updates import applied
+from p2pnode.training.values.encoding import encode_key, encode_value
 from tests.harness.builders.value_updates import NODE, ROOM, UPDATES, batches_of, update, value_of
-from training.shards.value_batch import BadBatch, KeyResult, ValueBatch, decode_batch, encode_batch
-from training.shards.value_table import MAX_REFUSED, PIECE_BYTES, ValueTable
-from training.shards.value_updates import applied
-from training.values.encoding import encode_key, encode_value
 
 
 def test_the_collector_does_not_know_the_entries_of_a_table():

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.harness.builders.value_updates import ROOM, UPDATES, batches_of, update, value_of
-from training.shards.value_batch import MAX_REASON, MAX_TIMESTAMP
-from training.shards.value_table import ENTRY_BYTES, ValueTable
-from training.shards.value_updates import (
+from p2pnode.training.shards.value_batch import MAX_REASON, MAX_TIMESTAMP
+from p2pnode.training.shards.value_table import ENTRY_BYTES, ValueTable
+from p2pnode.training.shards.value_updates import (
     FULL,
     TOO_LARGE,
     applied,
@@ -17,7 +16,8 @@ from training.shards.value_updates import (
     wrong_result,
     wrong_timestamp,
 )
-from training.values.encoding import MAX_VALUE_BYTES, encode_key, encode_value
+from p2pnode.training.values.encoding import MAX_VALUE_BYTES, encode_key, encode_value
+from tests.harness.builders.value_updates import ROOM, UPDATES, batches_of, update, value_of
 
 
 @given(UPDATES, st.integers(1, 5))
@@ -145,7 +145,7 @@ def test_a_fault_of_one_update_refuses_that_update_alone(monkeypatch):
             raise KeyError("a bug")
         return update
 
-    monkeypatch.setattr("training.shards.value_updates.reduced", faulty)
+    monkeypatch.setattr("p2pnode.training.shards.value_updates.reduced", faulty)
     batch = applied(ValueTable(), [update(1, "a", 1), update(2, "b", 2), update(3, "c", 3)], ROOM)
     assert batch.refused == [(1, "'a bug'")]
     assert [result.key for result in batch.results] == [encode_key("a"), encode_key("c")]

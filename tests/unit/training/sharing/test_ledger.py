@@ -7,8 +7,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.sharing.ledger import LAP, MAX_OPEN, Ledger, bits, packed, unpacked
-from training.trainer_link.data_messages import UNKNOWN
+from p2pnode.training.sharing.ledger import LAP, MAX_OPEN, Ledger, bits, packed, unpacked
+from p2pnode.training.trainer_link.data_messages import UNKNOWN
 
 Note = tuple[int, int, int]
 NOTES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 19), st.integers(0, 4)), max_size=60)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from p2pnode.training.sharing.member import ADMISSION_S, LEAD_WAIT_S, SILENCE_S, DataMember
+from p2pnode.training.sharing.messages import ShareData
+from p2pnode.training.trainer_link.data_messages import Claim, DataShape, PartitionTrained
 from tests.harness.histories.data_histories import play
 from tests.harness.runner.long_run import more
-from training.sharing.member import ADMISSION_S, LEAD_WAIT_S, SILENCE_S, DataMember
-from training.sharing.messages import ShareData
-from training.trainer_link.data_messages import Claim, DataShape, PartitionTrained
 
 SHAPE = DataShape("samples", 60, 1)
 A, B, C, D = (bytes([number]) * 20 for number in range(1, 5))

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from training.sharing.messages import MAX_BEGUN, MAX_MEMBERS, MAX_SECTIONS, ShareData, Statement
-from training.trainer_link.data_messages import DataShape, SectionMask
+from p2pnode.training.sharing.messages import MAX_BEGUN, MAX_MEMBERS, MAX_SECTIONS, ShareData, Statement
+from p2pnode.training.trainer_link.data_messages import DataShape, SectionMask
 
 ONE, TWO = b"a" * 20, b"b" * 20
 STATEMENT = Statement(

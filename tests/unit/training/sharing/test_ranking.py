@@ -6,8 +6,8 @@ from collections import Counter
 
 import numpy as np
 
-from training.sharing.ledger import LAP
-from training.sharing.ranking import first_in_rank, mask_of, weights
+from p2pnode.training.sharing.ledger import LAP
+from p2pnode.training.sharing.ranking import first_in_rank, mask_of, weights
 
 MEMBERS = [bytes([number]) * 20 for number in range(8)]
 

@@ -11,16 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlay.addresses import Address
-from overlay.environment import Environment
-from overlay.peers import Contact, PeerChange
-from overlay.transport import ReceivedResponse, RequestRejected, TransportError
-from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, SeededEntropy, VirtualClock
-from tests.harness.environment.virtual_loop import run
-from training.sharing.member import ADMISSION_S, DataMember
-from training.sharing.messages import ShareData
-from training.sharing.service import DataService
-from training.trainer_link.data_messages import (
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Contact, PeerChange
+from p2pnode.overlay.transport import ReceivedResponse, RequestRejected, TransportError
+from p2pnode.training.sharing.member import ADMISSION_S, DataMember
+from p2pnode.training.sharing.messages import ShareData
+from p2pnode.training.sharing.service import DataService
+from p2pnode.training.trainer_link.data_messages import (
     Claim,
     DataGranted,
     DataKnown,
@@ -30,6 +28,8 @@ from training.trainer_link.data_messages import (
     DataWanted,
     PartitionTrained,
 )
+from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, SeededEntropy, VirtualClock
+from tests.harness.environment.virtual_loop import run
 
 SHAPE = DataShape("samples", 60, 1)
 ME, OTHER = b"m" * 20, b"o" * 20

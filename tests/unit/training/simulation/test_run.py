@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from p2pnode.training.simulation.model.plan import Churn
+from p2pnode.training.simulation.run import REFERENCE_STEPS, NotCompiled, simulate
 from tests.harness.builders.small_plans import SEED, small_plan
-from training.simulation.model.plan import Churn
-from training.simulation.run import REFERENCE_STEPS, NotCompiled, simulate
 
 pytest.importorskip("numba", reason="the compiled engine is an extra: pip install p2pnode[simulate]")
 
@@ -37,7 +37,7 @@ def test_without_numba_the_history_is_the_same(monkeypatch: pytest.MonkeyPatch) 
     """Where the extra is not installed the reference engine runs, and gives the same steps."""
     one = small_plan("pssp", 30, 3, discipline="pool", duration_s=120.0)
     compiled = simulate(one)
-    monkeypatch.setattr("training.simulation.run.has_numba", lambda: False)
+    monkeypatch.setattr("p2pnode.training.simulation.run.has_numba", lambda: False)
 
     reference = simulate(one)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from p2pnode.training.supervisor import memory_group
+from p2pnode.training.supervisor.ending import unexpected_end
+from p2pnode.training.supervisor.process import OutputLog
+from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.unit.training.supervisor.test_printed_end import CHAINED, SCRIPT, SECONDARY, torchrun
-from training.supervisor import memory_group
-from training.supervisor.ending import hidden_package, unexpected_end
-from training.supervisor.process import OutputLog
-from training.trainer_link.interface import TrainerFailed
 
 
 def failure_of(folder: Path, code: int, printed: str = "", *, ran_out: bool = False) -> TrainerFailed:
@@ -77,19 +77,3 @@ def test_a_script_that_ends_without_training_is_told_what_to_call(tmp_path: Path
     assert "before the swarm was done" in failed.reason
     assert "attach" in failed.hint
     assert failed.fatal
-
-
-def test_a_folder_on_the_path_that_hides_ours_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an installed program, where the user's PYTHONPATH comes first and Python finds his folder only."""
-    (tmp_path / "training").mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    output = OutputLog(tmp_path / "trainer.log")
-    output.write(b"python: Error while finding module specification for 'training.trainer' ")
-    output.write(b"(ModuleNotFoundError: No module named 'training.trainer')\n")
-    asyncio.run(output.end())
-
-    failure = hidden_package(output)
-
-    assert failure is not None
-    assert f"the folder {tmp_path / 'training'} hides p2pnode's own package" in failure[0]
-    assert "rename" in failure[1]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.supervisor.launch import KEEP_MEMORY, Launch
 from tests.harness.project.repository import ROOT
-from training.settings import TrainingSettings
-from training.supervisor.launch import KEEP_MEMORY, Launch
 
 
 @pytest.mark.parametrize("users", ["", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])

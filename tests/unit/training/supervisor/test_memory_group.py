@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training.supervisor import memory_group
+from p2pnode.training.supervisor import memory_group
 
 EVENTS = "low 0\nhigh 0\nmax 12\noom 3\noom_kill {}\n"
 CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"

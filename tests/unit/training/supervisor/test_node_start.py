@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from training.settings import TrainingSettings
-from training.supervisor.node_start import NodeStart, start_message
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.supervisor.node_start import NodeStart, start_message
 
 NODE = NodeStart(b"n" * 20, 3)
 

@@ -7,11 +7,11 @@ import asyncio
 import numpy as np
 import pytest
 
-from training.layout import Layout
-from training.supervisor.opening import allocate, checked_total, hello_of
-from training.trainer_link.engine_messages import EngineOpened
-from training.trainer_link.interface import TrainerFailed, TrainerHello
-from training.trainer_link.messages import Hello
+from p2pnode.training.layout import Layout
+from p2pnode.training.supervisor.opening import allocate, checked_total, hello_of
+from p2pnode.training.trainer_link.engine_messages import EngineOpened
+from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello
+from p2pnode.training.trainer_link.messages import Hello
 
 
 def test_a_script_with_an_engine_trains_no_model() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from training.supervisor.order_pace import OrderPace
-from training.supervisor.silence import Limits
-from training.trainer_link import messages
-from training.trainer_link.interface import StepOrder
+from p2pnode.training.supervisor.order_pace import OrderPace
+from p2pnode.training.supervisor.silence import Limits
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.interface import StepOrder
 
 TRAIN = messages.Train(1, StepOrder(1, 1, 1.0, True))
 EVALUATE = messages.Evaluate(2, 1)

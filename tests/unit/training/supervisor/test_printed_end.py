@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.supervisor.printed_end import MAX_LINES_AFTER, PrintedEnd
+from p2pnode.training.supervisor.printed_end import MAX_LINES_AFTER, PrintedEnd
 
 SCRIPT = """
 Traceback (most recent call last):

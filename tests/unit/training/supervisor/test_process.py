@@ -12,13 +12,10 @@ from typing import Any, cast
 
 import pytest
 
-from tests.harness.environment.simulated import ListLog, VirtualClock
-from tests.harness.environment.virtual_loop import run as run_virtual
-from tests.process.harness.trainer_world import is_running, wait_until
-from training.settings import TrainingSettings
-from training.supervisor import process as module
-from training.supervisor.node_start import NodeStart
-from training.supervisor.process import (
+from p2pnode.training.settings import TrainingSettings
+from p2pnode.training.supervisor import process as module
+from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.supervisor.process import (
     LOG_BYTES,
     LOG_END_S,
     POLITE_S,
@@ -27,7 +24,10 @@ from training.supervisor.process import (
     OutputLog,
     TrainerProcess,
 )
-from training.supervisor.process_trainer import ProcessTrainer
+from p2pnode.training.supervisor.process_trainer import ProcessTrainer
+from tests.harness.environment.simulated import ListLog, VirtualClock
+from tests.harness.environment.virtual_loop import run as run_virtual
+from tests.process.harness.trainer_world import is_running, wait_until
 
 
 def test_the_last_lines_are_kept_without_empty_ones(tmp_path: Path) -> None:

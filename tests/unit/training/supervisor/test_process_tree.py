@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from training.supervisor import process_tree
+from p2pnode.training.supervisor import process_tree
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")  # noqa: PTH112
 

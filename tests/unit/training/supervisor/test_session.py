@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
+from p2pnode.training.supervisor.process import OutputLog
+from p2pnode.training.supervisor.session import TrainerSession
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.environment.simulated import ListLog
-from training.supervisor.process import OutputLog
-from training.supervisor.session import TrainerSession
-from training.trainer_link import messages
-from training.trainer_link.interface import TrainerFailed
 
 
 class Process:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.supervisor.silence import Limits, SilenceVerdict, TrainerSilence
+from p2pnode.training.supervisor.silence import Limits, SilenceVerdict, TrainerSilence
 
 HANG_S = 10.0
 KNOWN = Limits.of(HANG_S, pace_s=1.0)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from training.tasks.batches import ShuffledBatches, divide, lacking_classes
-from training.tasks.digits import load_digits
-from training.tasks.task import TaskError
+from p2pnode.training.tasks.batches import ShuffledBatches, divide, lacking_classes
+from p2pnode.training.tasks.digits import load_digits
+from p2pnode.training.tasks.task import TaskError
 
 
 @pytest.mark.parametrize(("parts", "lacking"), [(1, 0), (3, 0), (4, 3), (6, 3), (10, 5)])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from p2pnode.training.tasks.digits import load_digits
+from p2pnode.training.trainer.loading import build_task
+from p2pnode.training.trainer.runner import TaskRunner
+from p2pnode.training.trainer.standalone import train_alone
+from p2pnode.training.trainer_link.interface import StepOrder
+from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
 from tests.harness.project.repository import ROOT
-from training.tasks.digits import load_digits
-from training.trainer.loading import build_task
-from training.trainer.runner import TaskRunner
-from training.trainer.standalone import train_alone
-from training.trainer_link.interface import StepOrder
-from training.trainer_link.messages import DeltaSent, ValuesArrived
 
 
 def test_the_digits_are_the_known_1797() -> None:

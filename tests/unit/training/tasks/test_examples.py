@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.tasks.batches import image_and_label
-from training.tasks.task import TaskError
+from p2pnode.training.tasks.batches import image_and_label
+from p2pnode.training.tasks.task import TaskError
 
 
 def test_the_image_has_the_shape_that_the_task_wants() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.tasks import idx
-from training.tasks.task import TaskError
+from p2pnode.training.tasks import idx
+from p2pnode.training.tasks.task import TaskError
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:

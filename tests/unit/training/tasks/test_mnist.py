@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from training.tasks.mnist import network
-from training.trainer.loading import build_task
-from training.trainer.runner import TaskRunner
-from training.trainer_link.interface import StepOrder, TrainerFailed
-from training.trainer_link.messages import DeltaSent, ValuesArrived
+from p2pnode.training.tasks.mnist import network
+from p2pnode.training.trainer.loading import build_task
+from p2pnode.training.trainer.runner import TaskRunner
+from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
+from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
 
 
 def build(task: str, options: dict[str, Any], data_dir: str = "") -> TaskRunner:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from training.trainer.loading import build_task
-from training.trainer.runner import TaskRunner
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer.loading import build_task
+from p2pnode.training.trainer.runner import TaskRunner
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 
 def build(task: str, options: dict[str, Any], data_dir: str = "") -> TaskRunner:

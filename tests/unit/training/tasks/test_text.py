@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.trainer.loading import build_task
-from training.trainer.standalone import train_alone
+from p2pnode.training.trainer.loading import build_task
+from p2pnode.training.trainer.standalone import train_alone
 
 
 def test_text_learns_a_repeated_sentence(tmp_path: Path) -> None:

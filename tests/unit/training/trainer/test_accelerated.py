@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import p2pnode
+from p2pnode.training.trainer.accelerated import bare_optimizer, bare_scheduler
+from p2pnode.training.trainer.schedule import Schedule
 from tests.harness.swarms.script_swarm import train_together
-from training.trainer.accelerated import bare_optimizer, bare_scheduler
-from training.trainer.schedule import Schedule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

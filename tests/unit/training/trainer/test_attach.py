@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from training.errors import TrainingError
-from training.trainer.attach import NotAttached, attach
-from training.trainer_link import messages
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.trainer.attach import NotAttached, attach
+from p2pnode.training.trainer_link import messages
 
 
 def optimized() -> tuple[nn.Module, torch.optim.Optimizer]:

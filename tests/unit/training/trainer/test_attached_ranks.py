@@ -15,17 +15,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from p2pnode.training.trainer import attached_swarm
+from p2pnode.training.trainer.attached_swarm import AttachedSwarm, SwarmLost
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.ranks import Ranks
+from p2pnode.training.trainer.script_arguments import ScriptArguments
+from p2pnode.training.trainer.script_warnings import ScriptWarnings
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.interface import StepOrder, Vector
+from p2pnode.training.trainer_link.shared_memory import SharedVectors
 from tests.process.harness.trainer_world import wait_until
-from training.trainer import attached_swarm
-from training.trainer.attached_swarm import AttachedSwarm, SwarmLost
-from training.trainer.connection import DaemonConnection
-from training.trainer.ranks import Ranks
-from training.trainer.script_arguments import ScriptArguments
-from training.trainer.script_warnings import ScriptWarnings
-from training.trainer.vector import ModelVector
-from training.trainer_link import messages
-from training.trainer_link.interface import StepOrder, Vector
-from training.trainer_link.shared_memory import SharedVectors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

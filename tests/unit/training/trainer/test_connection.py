@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from p2pnode.training.trainer import connection
+from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone, StopAsked
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.interface import StepOrder
 from tests.process.harness.trainer_world import wait_until
-from training.trainer import connection
-from training.trainer.connection import DaemonConnection, DaemonGone, StopAsked
-from training.trainer_link import messages
-from training.trainer_link.interface import StepOrder
 
 
 class Daemon:

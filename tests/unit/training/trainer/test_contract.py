@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from training.trainer.contract import ModelContract
-from training.trainer.vector import ModelVector
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer.contract import ModelContract
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 
 class Net(nn.Module):

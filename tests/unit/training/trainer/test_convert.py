@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from training.trainer.convert import convert
+from p2pnode.training.trainer.convert import convert
 
 
 def test_tensors_are_the_same_without_this_program(tmp_path: Path) -> None:

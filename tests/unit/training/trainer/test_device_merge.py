@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from training.devices.arithmetic import weights_of
-from training.devices.groups import DeviceGroups
-from training.devices.positions import LeaderPositions
-from training.trainer.device_merge import DeviceMerge
-from training.trainer.leaders import LeaderPulls
-from training.trainer.vector import ModelVector
-from training.trainer_link.interface import LeaderStep, MergeOrder, StepOrder, StepReport
+from p2pnode.training.devices.arithmetic import weights_of
+from p2pnode.training.devices.groups import DeviceGroups
+from p2pnode.training.devices.positions import LeaderPositions
+from p2pnode.training.trainer.device_merge import DeviceMerge
+from p2pnode.training.trainer.leaders import LeaderPulls
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer_link.interface import LeaderStep, MergeOrder, StepOrder, StepReport
 
 ORDER = StepOrder(1, 1, 1.0, is_first=False, keeps_delta=True)
 GOES_ON = StepOrder(1, 1, 1.0, is_first=False, keeps_delta=True, continues=True)

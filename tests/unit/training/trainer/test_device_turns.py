@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from training.trainer.device_turns import DeviceTurns, refuse_ranks
-from training.trainer.vector import ModelVector
-from training.trainer_link.interface import StepOrder, TrainerFailed
-from training.trainer_link.messages import Start
-from training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.trainer.device_turns import DeviceTurns, refuse_ranks
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
+from p2pnode.training.trainer_link.messages import Start
+from p2pnode.training.trainer_link.step_messages import StepAnswer
 
 
 def turns() -> tuple[DeviceTurns, nn.Linear]:

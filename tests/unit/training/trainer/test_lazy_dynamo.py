@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from p2pnode.training.trainer.lazy_dynamo import import_later
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import Forked, with_torch
-from training.trainer.lazy_dynamo import import_later
 
 #: A process that has imported torch trains with the stand-in, then uses the compiler, and then trains with the real
 #: module, which is loaded by then.
@@ -54,7 +54,7 @@ def compiled_step():
     step()
     return found, torch.equal(model.bias.detach(), start - 1.0)
 
-from training.trainer.lazy_dynamo import import_later
+from p2pnode.training.trainer.lazy_dynamo import import_later
 import_later()
 torch.set_num_threads(1)
 without = train()

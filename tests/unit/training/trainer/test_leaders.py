@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from training.trainer.leaders import LeaderPulls
-from training.trainer.vector import ModelVector
-from training.trainer_link.interface import StepOrder, Vector
+from p2pnode.training.trainer.leaders import LeaderPulls
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer_link.interface import StepOrder, Vector
 
 NODE, SWARM = np.full(3, 8.0, np.float32), np.full(3, 16.0, np.float32)
 

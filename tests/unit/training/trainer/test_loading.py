@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.trainer.loading import build_task, load_task, resolve_device
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer.loading import build_task, load_task, resolve_device
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 
 def failure_of(name: str, data_dir: str = "") -> TrainerFailed:
@@ -49,22 +49,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
     assert str(tmp_path / "images.bin") in failure.reason
     assert "data_dir" in failure.hint
-
-
-@pytest.mark.parametrize("package", ["training", "overlay"])
-def test_a_users_folder_with_the_name_of_ours_is_named(
-    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A task in the user's own `training/` cannot be found: the folder is named, and what to do about it."""
-    (tmp_path / package).mkdir()
-    (tmp_path / package / "mine.py").write_text("class Task: ...")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    failure = failure_of(f"{package}.mine:Task")
-
-    assert f"the folder {tmp_path / package} has the name of a package of p2pnode" in failure.reason
-    assert "rename" in failure.hint
 
 
 def test_a_task_beside_the_configuration_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from training.trainer.memory_estimate import host_bytes
-from training.trainer.state_writer import tensor_bytes
+from p2pnode.training.trainer.memory_estimate import host_bytes
+from p2pnode.training.trainer.state_writer import tensor_bytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from training.model_file import TensorFile, model_pieces, open_fixed
-from training.trainer import model_description
-from training.trainer.convert import convert
-from training.trainer.model_description import MAX_LOCAL_BYTES, ModelDescriber
-from training.trainer.snapshot import CannotWrite
-from training.trainer.vector import ModelVector
-from training.trainer_link.interface import ModelDescription
+from p2pnode.training.model_file import TensorFile, model_pieces, open_fixed
+from p2pnode.training.trainer import model_description
+from p2pnode.training.trainer.convert import convert
+from p2pnode.training.trainer.model_description import MAX_LOCAL_BYTES, ModelDescriber
+from p2pnode.training.trainer.snapshot import CannotWrite
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer_link.interface import ModelDescription
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import ASGD, SGD, AdamW
 
+from p2pnode.training.trainer.optimizer_positions import OptimizerPositions, with_inner
 from tests.harness.trainers.local_nodes import LocalNode, LocalSwarm
 from tests.harness.trainers.optimizers import DualAveraging, Lookahead, Prodigy, SGDScheduleFree
-from training.trainer.optimizer_positions import OptimizerPositions, with_inner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adadelta, Adafactor, AdamW, Muon, Optimizer, RMSprop, Rprop
 
+from p2pnode.training.trainer.own_copies import CALM_TURNS, MISSING, SELDOM, OwnCopies, missing_part
+from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.runner.long_run import more
 from tests.harness.trainers.local_nodes import LocalSwarm
 from tests.harness.trainers.optimizers import (
@@ -21,8 +23,6 @@ from tests.harness.trainers.optimizers import (
     Prodigy,
     SGDScheduleFree,
 )
-from training.trainer.own_copies import CALM_TURNS, MISSING, SELDOM, OwnCopies, missing_part
-from training.trainer_link.interface import TrainerFailed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

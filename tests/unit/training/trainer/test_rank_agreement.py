@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from training.trainer.rank_agreement import RankAgreement, difference
-from training.trainer.script_arguments import ScriptArguments
+from p2pnode.training.trainer.rank_agreement import RankAgreement, difference
+from p2pnode.training.trainer.script_arguments import ScriptArguments
 
 
 def given(scale: float, rate: float) -> ScriptArguments:

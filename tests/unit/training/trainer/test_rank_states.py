@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from training.trainer import snapshot
-from training.trainer.rank_states import RankStates, optimizer_state, rank_file
-from training.trainer.ranks import Ranks
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer import snapshot
+from p2pnode.training.trainer.rank_states import RankStates, optimizer_state, rank_file
+from p2pnode.training.trainer.ranks import Ranks
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 
 class Recorded(Ranks):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from training.trainer.ranks import Ranks, Turn
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer.ranks import Ranks, Turn
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 
 def test_a_single_process_leads_and_combines_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

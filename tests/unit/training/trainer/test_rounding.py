@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from training.trainer.rounding import roundings
-from training.trainer.vector import ModelVector
+from p2pnode.training.trainer.rounding import roundings
+from p2pnode.training.trainer.vector import ModelVector
 
 
 def test_each_type_that_is_rounded_is_named_once() -> None:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p2pnode.training.tasks.task import TrainSpec
+from p2pnode.training.trainer.runner import MAX_SKIPPED
+from p2pnode.training.trainer.snapshot import seed_all
+from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed, Vector
+from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
+from p2pnode.training.trainer_link.step_messages import StepAnswer
 from tests.harness.trainers import tasks
 from tests.harness.trainers.task_node import TaskNode as Node
-from training.tasks.task import TrainSpec
-from training.trainer.runner import MAX_SKIPPED
-from training.trainer.snapshot import seed_all
-from training.trainer_link.interface import StepOrder, TrainerFailed, Vector
-from training.trainer_link.messages import DeltaSent, ValuesArrived
-from training.trainer_link.step_messages import StepAnswer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

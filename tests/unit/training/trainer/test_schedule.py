@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.trainers.task_node import TaskNode as Node
-from training.trainer_link.interface import TrainerFailed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

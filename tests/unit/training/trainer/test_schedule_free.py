@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
+from p2pnode.training.trainer.schedule_free import ScheduleFree
+from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.trainers.local_nodes import LocalNode, LocalSwarm
 from tests.harness.trainers.optimizers import Modes, SGDScheduleFree
-from training.trainer.schedule_free import ScheduleFree
-from training.trainer_link.interface import TrainerFailed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

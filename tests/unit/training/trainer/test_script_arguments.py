@@ -10,12 +10,12 @@ from torch import nn
 from torch.optim import LBFGS, SGD, AdamW, Muon
 from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR, StepLR
 
-from training.trainer.script_arguments import ScriptArguments, require_model
-from training.trainer.script_warnings import ScriptWarnings
-from training.trainer.vector import ModelVector
-from training.trainer.weight_loads import WeightLoads
-from training.trainer_link.interface import TrainerFailed
-from training.trainer_link.messages import FromTrainer
+from p2pnode.training.trainer.script_arguments import ScriptArguments, require_model
+from p2pnode.training.trainer.script_warnings import ScriptWarnings
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer.weight_loads import WeightLoads
+from p2pnode.training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer_link.messages import FromTrainer
 
 
 def silent(*_: str) -> None:

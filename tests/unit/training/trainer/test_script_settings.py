@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from training.trainer.script_settings import ScriptSettings
-from training.trainer_link.interface import TrainerFailed
-from training.trainer_link.messages import Start, derive_start_seed
+from p2pnode.training.trainer.script_settings import ScriptSettings
+from p2pnode.training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer_link.messages import Start, derive_start_seed
 
 
 def start(device: str) -> Start:

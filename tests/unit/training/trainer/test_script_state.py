@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
-from training.trainer import snapshot
-from training.trainer.sampling.shared_data import SharedData
-from training.trainer.script_arguments import ScriptArguments
-from training.trainer.script_state import ScriptState
-from training.trainer.unshared_tensors import UnsharedTensors
-from training.trainer.vector import ModelVector
-from training.trainer.weight_loads import WeightLoads
+from p2pnode.training.trainer import snapshot
+from p2pnode.training.trainer.sampling.shared_data import SharedData
+from p2pnode.training.trainer.script_arguments import ScriptArguments
+from p2pnode.training.trainer.script_state import ScriptState
+from p2pnode.training.trainer.unshared_tensors import UnsharedTensors
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer.weight_loads import WeightLoads
 
 
 class Script:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from training.trainer.script_warnings import ScriptWarnings
-from training.trainer_link.messages import FromTrainer, Warned
+from p2pnode.training.trainer.script_warnings import ScriptWarnings
+from p2pnode.training.trainer_link.messages import FromTrainer, Warned
 
 
 def test_a_finding_is_sent_when_it_changes() -> None:

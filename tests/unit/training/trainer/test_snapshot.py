@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from p2pnode.training.trainer import snapshot
+from p2pnode.training.trainer.snapshot import CannotWrite
+from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.trainers.task_node import TaskNode as Node
-from training.trainer import snapshot
-from training.trainer.snapshot import CannotWrite
-from training.trainer_link.interface import TrainerFailed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

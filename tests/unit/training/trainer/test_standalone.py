@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
+from p2pnode.training.trainer import standalone
 from tests.harness.project.repository import ROOT
-from training.trainer import standalone
 
 
 def test_alone_prints_one_json_object() -> None:
     """`python -m training.trainer.standalone --json`: what the demo shows beside the swarm."""
     options = json.dumps({"part": 1, "parts": 4, "lacking": 3})
-    command = [sys.executable, "-m", "training.trainer.standalone", "--task", "digits", "--options", options]
+    command = [sys.executable, "-m", "p2pnode.training.trainer.standalone", "--task", "digits", "--options", options]
 
     done = subprocess.run(
         [*command, "--steps", "20", "--threads", "1", "--json"], capture_output=True, text=True, cwd=ROOT, check=True

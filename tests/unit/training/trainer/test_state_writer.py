@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from training.trainer import snapshot, state_writer
-from training.trainer.connection import DaemonGone
-from training.trainer.state_writer import StateWriter, not_finite, tensor_bytes
-from training.trainer_link import messages
+from p2pnode.training.trainer import snapshot, state_writer
+from p2pnode.training.trainer.connection import DaemonGone
+from p2pnode.training.trainer.state_writer import StateWriter, not_finite, tensor_bytes
+from p2pnode.training.trainer_link import messages
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from training.trainer.script_warnings import ScriptWarnings
-from training.trainer.step_count import FIRST_LOOK, StepCount
-from training.trainer_link.messages import FromTrainer
+from p2pnode.training.trainer.script_warnings import ScriptWarnings
+from p2pnode.training.trainer.step_count import FIRST_LOOK, StepCount
+from p2pnode.training.trainer_link.messages import FromTrainer
 
 
 class Loop:

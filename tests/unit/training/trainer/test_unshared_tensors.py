@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from training.trainer.unshared_tensors import UnsharedTensors
-from training.trainer.vector import ModelVector
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer.unshared_tensors import UnsharedTensors
+from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 #: Buffers that hold several exact values: no average of two nodes' values would be one.
 TABLES = {

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from training.trainer.value_entry import ValueEntry
-from training.trainer.vector import ModelVector, bare_model, canonical_name
-from training.trainer.weight_loads import WeightLoads
-from training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer.value_entry import ValueEntry
+from p2pnode.training.trainer.vector import ModelVector, bare_model, canonical_name
+from p2pnode.training.trainer.weight_loads import WeightLoads
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 
 def names(vector: ModelVector) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.trainer_link.data_messages import PARTITIONS, UNKNOWN, DataShape
+from p2pnode.training.trainer_link.data_messages import PARTITIONS, UNKNOWN, DataShape
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from training.errors import TrainingError
-from training.layout import Layout, LayoutEntry
-from training.trainer_link.interface import TrainerFailed, TrainerHello
+from p2pnode.training.errors import TrainingError
+from p2pnode.training.layout import Layout, LayoutEntry
+from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello
 
 
 def test_a_failure_carries_reason_hint_and_whether_it_is_fatal() -> None:

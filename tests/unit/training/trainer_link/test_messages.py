@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from training.trainer_link import messages
-from training.trainer_link.interface import StepOrder
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.interface import StepOrder
 
 
 def test_messages_survive_any_cut_of_the_stream() -> None:

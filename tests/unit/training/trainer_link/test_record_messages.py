@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.trainer_link.record_messages import RecordChunk, RecordTask
+from p2pnode.training.trainer_link.record_messages import RecordChunk, RecordTask
 
 
 @pytest.mark.parametrize("counts", [[], [5], [5, 0, 3]])

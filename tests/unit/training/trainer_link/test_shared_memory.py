@@ -7,9 +7,9 @@ import os
 import numpy as np
 import pytest
 
-from training.trainer_link import shared_memory
-from training.trainer_link.interface import TrainerFailed
-from training.trainer_link.shared_memory import SharedVectors, map_vectors
+from p2pnode.training.trainer_link import shared_memory
+from p2pnode.training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer_link.shared_memory import SharedVectors, map_vectors
 
 
 def test_both_sides_see_the_same_numbers() -> None:

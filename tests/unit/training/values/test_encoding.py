@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.values.encoding import (
+from p2pnode.training.values.encoding import (
     MAX_KEY_BYTES,
     BadValue,
     InvalidKey,

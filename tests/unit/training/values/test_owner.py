@@ -9,23 +9,30 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlay.transport import RequestRejected
+from p2pnode.overlay.transport import RequestRejected
+from p2pnode.training.encoding.frames import FrameReader, Part, blob_frames
+from p2pnode.training.exchange.messages import PushResult, read_record
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.exchange.run_state import Phase
+from p2pnode.training.exchange.terms import OwnerInfo
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.value_batch import KeyUpdate, ValueBatch, encode_batch
+from p2pnode.training.shards.value_updates import applied
+from p2pnode.training.values import owner as module
+from p2pnode.training.values.encoding import MAX_VALUE_BYTES, decode_value, encode_key, encode_value
+from p2pnode.training.values.owner import (
+    UPDATES,
+    ReadResult,
+    ReadValues,
+    ReadValuesAnswer,
+    UpdateValues,
+    UpdateValuesAnswer,
+)
+from p2pnode.training.values.rounds import LATER
 from tests.harness.builders.stores import IDS, contact, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.exchange_overlay import chunks, collected
 from tests.unit.training.values.value_owner import ValueOwner
-from training.encoding.frames import FrameReader, Part, blob_frames
-from training.exchange.messages import PushResult, read_record
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.run_state import Phase
-from training.exchange.terms import OwnerInfo
-from training.shards.applied import DeltaId
-from training.shards.value_batch import KeyUpdate, ValueBatch, encode_batch
-from training.shards.value_updates import applied
-from training.values import owner as module
-from training.values.encoding import MAX_VALUE_BYTES, decode_value, encode_key, encode_value
-from training.values.owner import UPDATES, ReadResult, ReadValues, ReadValuesAnswer, UpdateValues, UpdateValuesAnswer
-from training.values.rounds import LATER
 
 
 def update(number: int, value: object = 1, *, key: str = "k", reducer: str = "add", node: str = "x") -> KeyUpdate:

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from overlay.peers import Contact
-from overlay.transport import TransportError
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.exchange.messages import PushResult
+from p2pnode.training.values.client import FIRST_RETRY_S, MAX_RETRY_S, OwnerCalls
+from p2pnode.training.values.rounds import LATER
+from p2pnode.training.values.shard_tasks import AT_ONCE
+from p2pnode.training.values.store import StoreUnavailable
 from tests.harness.builders.stores import contact, store_of
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
-from training.exchange.messages import PushResult
-from training.values.client import FIRST_RETRY_S, MAX_RETRY_S, OwnerCalls
-from training.values.rounds import LATER
-from training.values.shard_tasks import AT_ONCE
-from training.values.store import StoreUnavailable
 
 OWNER, OTHER = contact("b"), contact("c")
 

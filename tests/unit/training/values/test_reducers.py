@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from training.values.reducers import BUILT_IN, reduced
+from p2pnode.training.values.reducers import BUILT_IN, reduced
 
 
 def test_replace_takes_the_update():

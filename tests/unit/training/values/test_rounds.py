@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from p2pnode.training.cooperative import VALUES_PER_TURN, VALUES_PER_UPDATE
+from p2pnode.training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushResult
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.value_batch import KeyUpdate, ValueBatch, encode_batch
+from p2pnode.training.shards.value_updates import applied, pulled
+from p2pnode.training.values.encoding import encode_key, encode_value
+from p2pnode.training.values.rounds import CHECK_S, LATER
+from p2pnode.training.values.script_pulls import SCRIPT_WAIT_S
+from p2pnode.training.values.shard_tasks import STAGGER_S
+from p2pnode.training.values.store import EncodedResult, EncodedUpdate, EncodedValue
 from tests.harness.builders.stores import IDS, contact, term
 from tests.harness.environment.loop_turns import counted_turns
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import records_of
 from tests.unit.training.values.value_owner import ValueOwner
-from training.cooperative import VALUES_PER_TURN, VALUES_PER_UPDATE
-from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushResult
-from training.exchange.owner.delta_item import IncomingDelta
-from training.shards.applied import DeltaId
-from training.shards.value_batch import KeyUpdate, ValueBatch, encode_batch
-from training.shards.value_updates import applied, pulled
-from training.values.encoding import encode_key, encode_value
-from training.values.rounds import CHECK_S, LATER
-from training.values.script_pulls import SCRIPT_WAIT_S
-from training.values.shard_tasks import STAGGER_S
-from training.values.store import EncodedResult, EncodedUpdate, EncodedValue
 
 
 def update(number: int, value: int = 1, reducer: str = "add", node: str = "x") -> KeyUpdate:

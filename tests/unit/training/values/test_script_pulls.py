@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from p2pnode.training.shards.value_batch import MAX_BATCH_BYTES, KeyUpdate
+from p2pnode.training.values.script_pulls import NO_SCRIPT, SCRIPT_RETRY_S, SCRIPT_WAIT_S, ScriptPulls, Waiting
+from p2pnode.training.values.store import EncodedResult, EncodedUpdate, EncodedValue, PullFailed
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
-from training.shards.value_batch import MAX_BATCH_BYTES, KeyUpdate
-from training.values.script_pulls import NO_SCRIPT, SCRIPT_RETRY_S, SCRIPT_WAIT_S, ScriptPulls, Waiting
-from training.values.store import EncodedResult, EncodedUpdate, EncodedValue, PullFailed
 
 NODE = b"n" * 20
 

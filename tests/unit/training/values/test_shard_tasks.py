@@ -12,11 +12,11 @@ from typing import cast
 
 import pytest
 
+from p2pnode.training.values.shard_tasks import AT_ONCE, FAULT_PAUSE_S, STAGGER_S, ShardTasks
 from tests.harness.builders.stores import contact, store_of
 from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
-from training.values.shard_tasks import AT_ONCE, FAULT_PAUSE_S, STAGGER_S, ShardTasks
 
 
 class _Works(ShardTasks):

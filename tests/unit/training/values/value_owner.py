@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from p2pnode.training.exchange.messages import PushResult
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.value_batch import KeyUpdate
+from p2pnode.training.values.client import SwarmValues
+from p2pnode.training.values.encoding import decode_value, encode_key
 from tests.harness.builders.stores import IDS, SUM, contact, term
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, deltas_of, directory_of
-from training.exchange.messages import PushResult
-from training.exchange.store.shard_store import ShardStore
-from training.settings import ExchangeSettings
-from training.shards.value_batch import KeyUpdate
-from training.values.client import SwarmValues
-from training.values.encoding import decode_value, encode_key
 
 
 class ValueOwner:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.dispatch.conversion import arrays
-from training.dispatch.conversion.arrays import idx_records, npz_records
-from training.dispatch.conversion.sources import BadSource, Source
-from training.dispatch.recordio import decode_example
+from p2pnode.training.dispatch.conversion import arrays
+from p2pnode.training.dispatch.conversion.arrays import idx_records, npz_records
+from p2pnode.training.dispatch.conversion.sources import BadSource, Source
+from p2pnode.training.dispatch.recordio import decode_example
 
 CODES = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
 

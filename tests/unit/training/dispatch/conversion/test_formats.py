@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.dispatch.conversion import common_format, records_of
-from training.dispatch.conversion.sources import BadSource, Source, SourceFormat
-from training.dispatch.conversion.tables import TableFormat
-from training.dispatch.recordio import decode_example
+from p2pnode.training.dispatch.conversion import common_format, records_of
+from p2pnode.training.dispatch.conversion.sources import BadSource, Source, SourceFormat
+from p2pnode.training.dispatch.conversion.tables import TableFormat
+from p2pnode.training.dispatch.recordio import decode_example
 
 
 def sources(folder: Path, **contents: bytes) -> list[Source]:

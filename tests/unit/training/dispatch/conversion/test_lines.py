@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.dispatch.conversion import lines
-from training.dispatch.conversion.lines import json_records, text_records
-from training.dispatch.conversion.sources import BadSource, Source
+from p2pnode.training.dispatch.conversion import lines
+from p2pnode.training.dispatch.conversion.lines import json_records, text_records
+from p2pnode.training.dispatch.conversion.sources import BadSource, Source
 
 
 def written(folder: Path, content: bytes) -> Source:

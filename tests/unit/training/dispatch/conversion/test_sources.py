@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from training.dispatch.conversion.sources import BadSource, Source, SourceFormat, find_paths, find_sources, format_of
+from p2pnode.training.dispatch.conversion.sources import (
+    BadSource,
+    Source,
+    SourceFormat,
+    find_paths,
+    find_sources,
+    format_of,
+)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from training.dispatch.conversion.sources import BadSource, Source
-from training.dispatch.conversion.tables import TableFormat, table_records
+from p2pnode.training.dispatch.conversion.sources import BadSource, Source
+from p2pnode.training.dispatch.conversion.tables import TableFormat, table_records
 
 
 def converted(folder: Path, *contents: str | bytes, written: TableFormat | None = None) -> list[Any]:

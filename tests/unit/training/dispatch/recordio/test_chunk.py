@@ -8,11 +8,11 @@ import zlib
 
 import pytest
 
+from p2pnode.training import kernels
+from p2pnode.training.dispatch.recordio.chunk import Chunk, decode, record_ends
+from p2pnode.training.dispatch.recordio.compression import OutputTooLarge, compress
+from p2pnode.training.dispatch.recordio.layout import HEADER_BYTES, Compressor, MalformedChunk, parse_header
 from tests.harness.builders.recordio import encode
-from training import kernels
-from training.dispatch.recordio.chunk import Chunk, decode, record_ends
-from training.dispatch.recordio.compression import OutputTooLarge, compress
-from training.dispatch.recordio.layout import HEADER_BYTES, Compressor, MalformedChunk, parse_header
 
 RECORDS = [b"Hello", b"World,", b"RecordIO!"]
 PAYLOAD = bytes.fromhex("0500000048656c6c6f06000000576f726c642c090000005265636f7264494f21")

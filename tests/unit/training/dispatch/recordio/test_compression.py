@@ -6,14 +6,14 @@ import gzip
 
 import pytest
 
-from training.dispatch.recordio.compression import (
+from p2pnode.training.dispatch.recordio.compression import (
     SNAPPY_IDENTIFIER,
     OutputTooLarge,
     compress,
     decompress,
     snappy_bytes,
 )
-from training.dispatch.recordio.layout import Compressor, MalformedChunk
+from p2pnode.training.dispatch.recordio.layout import Compressor, MalformedChunk
 
 #: A chunk has a record, and its length: no payload is empty.
 PAYLOADS = [b"x", b"ab" * 40_000, bytes(range(256)) * 600]

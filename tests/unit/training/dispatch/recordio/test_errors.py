@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from training.dispatch.recordio.layout import ChunkTooLarge, CorruptChunk, RecordFileError, TornChunk
+from p2pnode.training.dispatch.recordio.layout import ChunkTooLarge, CorruptChunk, RecordFileError, TornChunk
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from training.dispatch.recordio import decode_example, encode_example, stack_examples
-from training.dispatch.recordio.examples import BadExample
+from p2pnode.training.dispatch.recordio import decode_example, encode_example, stack_examples
+from p2pnode.training.dispatch.recordio.examples import BadExample
 
 FIXED = settings(derandomize=True, database=None, deadline=None, max_examples=100)
 NUMBERS = st.one_of(

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.harness.builders.recordio import encode
-from training.dispatch.recordio import (
+from p2pnode.training.dispatch.recordio import (
     Compressor,
     RecordFile,
     create_records,
     files,
 )
+from tests.harness.builders.recordio import encode
 
 OLD = encode([b"old", b""], Compressor.NONE)
 

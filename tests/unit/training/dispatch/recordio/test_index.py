@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from p2pnode.training.dispatch.recordio.index import place_at, read_exactly, read_index, walk
+from p2pnode.training.dispatch.recordio.layout import HEADER_BYTES, MAGIC_BYTES, Compressor, CorruptChunk, TornChunk
 from tests.harness.builders.recordio import encode
-from training.dispatch.recordio.index import place_at, read_exactly, read_index, walk
-from training.dispatch.recordio.layout import HEADER_BYTES, MAGIC_BYTES, Compressor, CorruptChunk, TornChunk
 
 FIRST = [b"Hello", b"", b"World,"]
 SECOND = [b"RecordIO!", b"the second chunk"]

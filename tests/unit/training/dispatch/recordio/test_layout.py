@@ -6,7 +6,14 @@ import struct
 
 import pytest
 
-from training.dispatch.recordio.layout import HEADER_BYTES, MAGIC, ChunkHeader, Compressor, MalformedChunk, parse_header
+from p2pnode.training.dispatch.recordio.layout import (
+    HEADER_BYTES,
+    MAGIC,
+    ChunkHeader,
+    Compressor,
+    MalformedChunk,
+    parse_header,
+)
 
 
 def header(compressor: int = 0, payload_bytes: int = 8, records: int = 1, magic: int = MAGIC) -> bytes:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.builders.recordio import encode
-from training.dispatch.recordio import (
+from p2pnode.training.dispatch.recordio import (
     Chunk,
     ChunkTooLarge,
     Compressor,
@@ -22,6 +21,7 @@ from training.dispatch.recordio import (
     read_chunk,
     read_index,
 )
+from tests.harness.builders.recordio import encode
 
 FIRST = [b"Hello", b"", b"World,"]
 SECOND = [b"RecordIO!", b"the second chunk"]

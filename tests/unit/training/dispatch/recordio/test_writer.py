@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from training.dispatch.recordio import Compressor, RecordWriter, read_index
-from training.dispatch.recordio.index import walk
+from p2pnode.training.dispatch.recordio import Compressor, RecordWriter, read_index
+from p2pnode.training.dispatch.recordio.index import walk
 
 
 def cut(records: list[bytes], **limits: int) -> list[int]:

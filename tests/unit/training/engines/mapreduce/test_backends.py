@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from training.engines.mapreduce.backends import InProcess, Processes, StageTask, make_backend
-from training.engines.mapreduce.errors import BadRequest, FunctionFailed, NotEncodable
+from p2pnode.training.engines.mapreduce.backends import InProcess, Processes, StageTask, make_backend
+from p2pnode.training.engines.mapreduce.errors import BadRequest, FunctionFailed, NotEncodable
 
 
 def task(function: Any, inputs: Any, name: str = "map 1") -> StageTask:

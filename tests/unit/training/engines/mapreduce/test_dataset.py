@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from training.engines.mapreduce.engine import MapReduce
-from training.engines.mapreduce.errors import BadRequest, FunctionFailed, NotEncodable
+from p2pnode.training.engines.mapreduce.engine import MapReduce
+from p2pnode.training.engines.mapreduce.errors import BadRequest, FunctionFailed, NotEncodable
 
 #: Made of an engine: what an action returns, and what it must be for the elements 0 to 9.
 CASES: dict[str, tuple[Callable[[Any], Any], Any]] = {

@@ -12,10 +12,10 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from training.engines.mapreduce import engine as module
-from training.engines.mapreduce.backends import InProcess
-from training.engines.mapreduce.engine import MAX_RECEIVED, BroadcastValue, MapReduce
-from training.engines.mapreduce.errors import BadRequest, NotEncodable, SourceFailed
+from p2pnode.training.engines.mapreduce import engine as module
+from p2pnode.training.engines.mapreduce.backends import InProcess
+from p2pnode.training.engines.mapreduce.engine import MAX_RECEIVED, BroadcastValue, MapReduce
+from p2pnode.training.engines.mapreduce.errors import BadRequest, NotEncodable, SourceFailed
 
 
 @pytest.fixture

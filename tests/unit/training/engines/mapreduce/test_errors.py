@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from training.engines.mapreduce.errors import (
+from p2pnode.training.engines.mapreduce.errors import (
     SHOWN_CHARS,
     FunctionFailed,
     MapReduceError,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pnode.training.engines.mapreduce.stages import bucket_of
 from tests.harness.project.repository import ROOT
-from training.engines.mapreduce.stages import bucket_of
 
 KEYS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -47,7 +47,7 @@ def test_keys_spread_over_all_buckets() -> None:
 
 def test_a_bucket_is_the_same_in_every_process() -> None:
     """Python's own hash of a string differs between processes; the bucket does not."""
-    code = "from training.engines.mapreduce.stages import bucket_of; print(bucket_of(('a', 1, None), 1 << 30))"
+    code = "from p2pnode.training.engines.mapreduce.stages import bucket_of; print(bucket_of(('a', 1, None), 1 << 30))"
     found = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from training.engines.mapreduce.engine import MapReduce
-from training.engines.mapreduce.errors import BadRequest, MapReduceError, SinkFailed
-from training.engines.mapreduce.sinks import FolderSink
+from p2pnode.training.engines.mapreduce.engine import MapReduce
+from p2pnode.training.engines.mapreduce.errors import BadRequest, MapReduceError, SinkFailed
+from p2pnode.training.engines.mapreduce.sinks import FolderSink
 
 
 def test_what_is_saved_is_loaded_again(tmp_path: Path) -> None:

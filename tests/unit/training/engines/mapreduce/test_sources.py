@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.dispatch.recordio import create_records
-from training.engines.mapreduce.engine import MapReduce
-from training.engines.mapreduce.errors import BadRequest, SourceFailed
+from p2pnode.training.dispatch.recordio import create_records
+from p2pnode.training.engines.mapreduce.engine import MapReduce
+from p2pnode.training.engines.mapreduce.errors import BadRequest, SourceFailed
 
 
 @given(

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from training.engines.mapreduce import stages
-from training.engines.mapreduce.errors import BadRequest, NotEncodable
-from training.engines.mapreduce.stages import Stage, Transformation
+from p2pnode.training.engines.mapreduce import stages
+from p2pnode.training.engines.mapreduce.errors import BadRequest, NotEncodable
+from p2pnode.training.engines.mapreduce.stages import Stage, Transformation
 
 
 def stage_of(*operations: Transformation, is_remote: bool = False) -> Stage:

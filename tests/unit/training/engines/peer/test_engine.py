@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import p2pnode
-from overlay.peers import Activity
+from p2pnode.overlay.peers import Activity
+from p2pnode.training.engines.link import NoNode
+from p2pnode.training.engines.peer.engine import PeerToPeer
+from p2pnode.training.engines.program import NoSuchValue, VerbFailed
+from p2pnode.training.trainer_link import messages
+from p2pnode.training.values.encoding import InvalidKey, ValueNotEncodable
+from p2pnode.training.values.store import StoreUnavailable, UpdateFailed
 from tests.harness.stubs.engine_daemon import NODE_ID, EngineDaemon, engine_daemon
-from training.engines.link import NoNode
-from training.engines.peer.engine import PeerToPeer
-from training.engines.program import NoSuchValue, VerbFailed
-from training.trainer_link import messages
-from training.values.encoding import InvalidKey, ValueNotEncodable
-from training.values.store import StoreUnavailable, UpdateFailed
 
 __all__ = ["engine_daemon"]
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from examples.linear_regression import TRUE, Regression
+from p2pnode.training.engines.program import Context, Program, VerbFailed
+from p2pnode.training.values.store import NewValue, UpdateFailed, ValueUpdate
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.peer_engine_swarm import PeerWorld
-from training.engines.program import Context, Program, VerbFailed
-from training.values.store import NewValue, UpdateFailed, ValueUpdate
 
 
 class Counting(Program):
@@ -102,7 +102,7 @@ def test_asynchronous_nodes_do_not_wait() -> None:
 
 def test_a_barrier_of_the_program_replaces_that_of_the_settings() -> None:
     """A program's own barrier is asked until it passes, with the steps of its peers; the predicates of training do."""
-    from training.barriers.predicates import ssp
+    from p2pnode.training.barriers.predicates import ssp
 
     class Own(Counting):
         asked = 0

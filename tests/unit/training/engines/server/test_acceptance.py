@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from training.engines.server.acceptance import (
+from p2pnode.training.engines.server.acceptance import (
     Contribution,
     EachAtOnce,
     NotWeighable,

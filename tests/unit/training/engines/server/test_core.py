@@ -2,10 +2,10 @@
 
 import random
 
-from training.dispatch.answers import QueueRules
-from training.engines.server.acceptance import Contribution, EachAtOnce, Quota, WholeStep
-from training.engines.server.core import ServerCore, ServerRecord, WorkerProgress
-from training.engines.server.options import ServerOptions
+from p2pnode.training.dispatch.answers import QueueRules
+from p2pnode.training.engines.server.acceptance import Contribution, EachAtOnce, Quota, WholeStep
+from p2pnode.training.engines.server.core import ServerCore, ServerRecord, WorkerProgress
+from p2pnode.training.engines.server.options import ServerOptions
 
 A, B, C = b"a", b"b", b"c"
 RULES = QueueRules(max_failures=1, lease_floor_s=10.0, lease_ceiling_s=60.0)

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 import p2pnode
+from p2pnode.training.engines.program import NoSuchValue, VerbFailed
+from p2pnode.training.engines.server.core import Pending, ServerRecord
+from p2pnode.training.engines.server.engine import ParameterServer
+from p2pnode.training.engines.server.fencing import RECORD_KEY, encode_record
+from p2pnode.training.engines.server.host import Members
+from p2pnode.training.engines.server.losses import UpdatesLost
+from p2pnode.training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.program import ServerVerbs
+from p2pnode.training.engines.server.worker import run_worker
+from p2pnode.training.values.encoding import InvalidKey, ValueNotEncodable
 from tests.harness.stubs.engine_daemon import NODE_ID, EngineDaemon, engine_daemon
 from tests.harness.swarms.server_swarm import TableSurroundings
-from training.engines.program import NoSuchValue, VerbFailed
-from training.engines.server.core import Pending, ServerRecord
-from training.engines.server.engine import ParameterServer
-from training.engines.server.fencing import RECORD_KEY, encode_record
-from training.engines.server.host import Members
-from training.engines.server.losses import UpdatesLost
-from training.engines.server.options import ServerOptions
-from training.engines.server.program import ServerVerbs
-from training.engines.server.worker import run_worker
-from training.values.encoding import InvalidKey, ValueNotEncodable
 
 __all__ = ["engine_daemon"]
 

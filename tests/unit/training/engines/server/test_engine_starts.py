@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from training.engines.program import NoSuchValue
-from training.engines.server import engine as module
-from training.engines.server.engine import ParameterServer
-from training.engines.server.fencing import RECORD_KEY
-from training.engines.server.options import ServerOptions
-from training.engines.server.program import ServerProgram
-from training.trainer_link.engine_messages import (
+from p2pnode.training.engines.program import NoSuchValue
+from p2pnode.training.engines.server import engine as module
+from p2pnode.training.engines.server.engine import ParameterServer
+from p2pnode.training.engines.server.fencing import RECORD_KEY
+from p2pnode.training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.program import ServerProgram
+from p2pnode.training.trainer_link.engine_messages import (
     AbandonRun,
     AskKeys,
     BeginRun,
@@ -29,8 +29,8 @@ from training.trainer_link.engine_messages import (
     SetValue,
     ValuesFound,
 )
-from training.values.encoding import decode_key, decode_value, encode_key, encode_value
-from training.values.store import StoreUnavailable
+from p2pnode.training.values.encoding import decode_key, decode_value, encode_key, encode_value
+from p2pnode.training.values.store import StoreUnavailable
 
 ME, SERVER = b"m" * 20, b"s" * 20
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from training.engines.server.core import ServerRecord, WorkerProgress
-from training.engines.server.fencing import (
+from p2pnode.training.engines.server.core import ServerRecord, WorkerProgress
+from p2pnode.training.engines.server.fencing import (
     RECORD_KEY,
     ServerReplaced,
     decode_record,
@@ -11,7 +11,7 @@ from training.engines.server.fencing import (
     not_yet_applied,
     replaced_record,
 )
-from training.values.store import Stamped, ValueUpdate
+from p2pnode.training.values.store import Stamped, ValueUpdate
 
 
 def stored(record: ServerRecord) -> Stamped:

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from training.engines.server.gate import StepGate
-from training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.gate import StepGate
+from p2pnode.training.engines.server.options import ServerOptions
 
 WORKERS = [bytes([number]) for number in range(10)]
 

@@ -6,9 +6,9 @@ import pickle
 
 import pytest
 
-from training.engines.program import VerbFailed
-from training.engines.server.core import TASKS_PER_EPOCH, Failure, Pending
-from training.engines.server.losses import LostUpdate, UpdatesLost, lost_update, raise_end
+from p2pnode.training.engines.program import VerbFailed
+from p2pnode.training.engines.server.core import TASKS_PER_EPOCH, Failure, Pending
+from p2pnode.training.engines.server.losses import LostUpdate, UpdatesLost, lost_update, raise_end
 
 LOST = [Pending(bytes([worker]) * 20, 5, (3 * TASKS_PER_EPOCH + worker, 1)) for worker in range(1, 6)]
 

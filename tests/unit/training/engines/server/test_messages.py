@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from training.engines.server.messages import (
+from p2pnode.training.engines.server.messages import (
     BadPoll,
     Computed,
     HeldLease,
@@ -18,7 +18,7 @@ from training.engines.server.messages import (
     held_by,
     lease_of,
 )
-from training.values.encoding import ValueNotEncodable
+from p2pnode.training.values.encoding import ValueNotEncodable
 
 
 def test_a_report_comes_back_as_it_was():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from training.engines.server.acceptance import EachAtOnce, Quota, WholeStep
-from training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.acceptance import EachAtOnce, Quota, WholeStep
+from p2pnode.training.engines.server.options import ServerOptions
 
 
 def test_the_barrier_and_the_quota_choose_the_policy():

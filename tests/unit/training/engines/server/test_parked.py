@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from p2pnode.training.engines.server.acceptance import EachAtOnce
+from p2pnode.training.engines.server.core import ServerCore
+from p2pnode.training.engines.server.messages import Computed, HeldLease, Poll
+from p2pnode.training.engines.server.service import ParkedPoll, unknown_reports, whole_reports
 from tests.unit.training.engines.server.test_core import A, commit_all, done, give, server
-from training.engines.server.acceptance import EachAtOnce
-from training.engines.server.core import ServerCore
-from training.engines.server.messages import Computed, HeldLease, Poll
-from training.engines.server.service import ParkedPoll, unknown_reports, whole_reports
 
 
 class _Asked:

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from p2pnode.training.engines.program import VerbFailed
+from p2pnode.training.engines.server.core import MAX_KEYS
+from p2pnode.training.engines.server.fencing import RECORD_KEY
+from p2pnode.training.engines.server.program import ServerContext, ServerProgram, ServerVerbs
+from p2pnode.training.values.encoding import decode_key, decode_value
 from tests.harness.swarms.server_swarm import TableSurroundings
-from training.engines.program import VerbFailed
-from training.engines.server.core import MAX_KEYS
-from training.engines.server.fencing import RECORD_KEY
-from training.engines.server.program import ServerContext, ServerProgram, ServerVerbs
-from training.values.encoding import decode_key, decode_value
 
 
 def context(**values) -> ServerContext:

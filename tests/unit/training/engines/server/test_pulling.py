@@ -2,12 +2,12 @@
 
 import pytest
 
+from p2pnode.training.engines.server.core import ServerRecord
+from p2pnode.training.engines.server.fencing import RECORD_KEY, encode_record
+from p2pnode.training.engines.server.program import ServerVerbs
+from p2pnode.training.engines.server.pulling import ServerPull
+from p2pnode.training.values.store import NewValue, PullFailed, Stamped, ValueUpdate
 from tests.harness.swarms.server_swarm import TableSurroundings
-from training.engines.server.core import ServerRecord
-from training.engines.server.fencing import RECORD_KEY, encode_record
-from training.engines.server.program import ServerVerbs
-from training.engines.server.pulling import ServerPull
-from training.values.store import NewValue, PullFailed, Stamped, ValueUpdate
 
 
 def adding(bad: str = "") -> tuple[ServerPull, list]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from training.engines.link import NoNode
-from training.engines.server.script_host import SHOW_S, ScriptHost
-from training.engines.values_link import immediate
-from training.trainer_link.engine_messages import (
+from p2pnode.training.engines.link import NoNode
+from p2pnode.training.engines.server.script_host import SHOW_S, ScriptHost
+from p2pnode.training.engines.values_link import immediate
+from p2pnode.training.trainer_link.engine_messages import (
     CallAnswered,
     Called,
     CallNode,

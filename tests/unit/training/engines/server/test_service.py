@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from p2pnode.training.engines.program import VerbFailed
+from p2pnode.training.engines.server import messages
+from p2pnode.training.engines.server.core import ServerRecord
+from p2pnode.training.engines.server.fencing import RECORD_KEY, decode_record, encode_record
+from p2pnode.training.engines.server.messages import Computed, Poll, TaskGiven, Told
+from p2pnode.training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.program import ServerVerbs
+from p2pnode.training.engines.server.service import CHECK_S, LONGEST_WAIT_S, MEMBERS_S, SILENT_S, STAY_S, STORE_S
+from p2pnode.training.trainer_link.engine_messages import NotAnswered
+from p2pnode.training.values.encoding import encode_key, encode_value
+from p2pnode.training.values.store import Stamped, StoreUnavailable, ValueUpdate
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.server_swarm import World, WorldNode
-from training.engines.program import VerbFailed
-from training.engines.server import messages
-from training.engines.server.core import ServerRecord
-from training.engines.server.fencing import RECORD_KEY, decode_record, encode_record
-from training.engines.server.messages import Computed, Poll, TaskGiven, Told
-from training.engines.server.options import ServerOptions
-from training.engines.server.program import ServerVerbs
-from training.engines.server.service import CHECK_S, LONGEST_WAIT_S, MEMBERS_S, SILENT_S, STAY_S, STORE_S
-from training.trainer_link.engine_messages import NotAnswered
-from training.values.encoding import encode_key, encode_value
-from training.values.store import Stamped, StoreUnavailable, ValueUpdate
 
 OPTIONS = ServerOptions(barrier="asp", max_failures=1)
 

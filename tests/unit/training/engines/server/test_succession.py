@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
+from p2pnode.training.engines.program import VerbFailed
+from p2pnode.training.engines.server import messages, succession
+from p2pnode.training.engines.server.core import Failure, Pending, ServerRecord
+from p2pnode.training.engines.server.fencing import RECORD_KEY, ServerReplaced, encode_record
+from p2pnode.training.engines.server.host import Members
+from p2pnode.training.engines.server.losses import LostUpdate, UpdatesLost
+from p2pnode.training.engines.server.messages import NoServer, Poll, Told
+from p2pnode.training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.program import ServerVerbs
+from p2pnode.training.trainer_link.engine_messages import NotAnswered
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.memory_values import MemoryValues
-from training.engines.program import VerbFailed
-from training.engines.server import messages, succession
-from training.engines.server.core import Failure, Pending, ServerRecord
-from training.engines.server.fencing import RECORD_KEY, ServerReplaced, encode_record
-from training.engines.server.host import Members
-from training.engines.server.losses import LostUpdate, UpdatesLost
-from training.engines.server.messages import NoServer, Poll, Told
-from training.engines.server.options import ServerOptions
-from training.engines.server.program import ServerVerbs
-from training.trainer_link.engine_messages import NotAnswered
 
 LOW, MIDDLE, HIGH = b"a" * 20, b"b" * 20, b"c" * 20
 FAILURE = Failure("pull", [b"sweights"], "node", 3, "ValueError: wrong")

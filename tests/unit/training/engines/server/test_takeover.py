@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from training.engines.server.acceptance import Contribution, EachAtOnce
-from training.engines.server.core import Pending, ServerRecord, WorkerProgress
-from training.engines.server.takeover import MAX_LOST, Takeover
+from p2pnode.training.engines.server.acceptance import Contribution, EachAtOnce
+from p2pnode.training.engines.server.core import Pending, ServerRecord, WorkerProgress
+from p2pnode.training.engines.server.takeover import MAX_LOST, Takeover
 
 A, B = b"a", b"b"
 RECORD = ServerRecord(

@@ -1,7 +1,7 @@
 """The leases of a parameter server's tasks."""
 
-from training.dispatch.answers import QueueRules, ReportAnswer
-from training.engines.server.tasks import TaskLeases
+from p2pnode.training.dispatch.answers import QueueRules, ReportAnswer
+from p2pnode.training.engines.server.tasks import TaskLeases
 
 RULES = QueueRules(max_failures=1, max_losses=2, lease_floor_s=10.0, lease_ceiling_s=60.0)
 

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
+from p2pnode.training.engines.program import VerbFailed
+from p2pnode.training.engines.server import messages
+from p2pnode.training.engines.server.core import MAX_KEYS, Failure, ServerRecord
+from p2pnode.training.engines.server.fencing import RECORD_KEY, encode_record
+from p2pnode.training.engines.server.host import Members
+from p2pnode.training.engines.server.messages import HeldLease, NoServer, Poll, TaskGiven, Told
+from p2pnode.training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.program import ServerVerbs
+from p2pnode.training.engines.server.worker import NO_SERVER_S, RENEW_S, RETRY_S, run_worker
+from p2pnode.training.trainer_link.engine_messages import NotAnswered
+from p2pnode.training.values.encoding import encode_key, encode_value
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.memory_values import MemoryValues
 from tests.harness.swarms.server_swarm import TableSurroundings
-from training.engines.program import VerbFailed
-from training.engines.server import messages
-from training.engines.server.core import MAX_KEYS, Failure, ServerRecord
-from training.engines.server.fencing import RECORD_KEY, encode_record
-from training.engines.server.host import Members
-from training.engines.server.messages import HeldLease, NoServer, Poll, TaskGiven, Told
-from training.engines.server.options import ServerOptions
-from training.engines.server.program import ServerVerbs
-from training.engines.server.worker import NO_SERVER_S, RENEW_S, RETRY_S, run_worker
-from training.trainer_link.engine_messages import NotAnswered
-from training.values.encoding import encode_key, encode_value
 
 ONE, TWO = b"1" * 20, b"2" * 20
 FAILURE = Failure("pull", [encode_key("k")], "node", 3, "ValueError: wrong")

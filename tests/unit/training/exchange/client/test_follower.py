@@ -10,15 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlay.transport import Buffer
+from p2pnode.overlay.transport import Buffer
+from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, frames, new_memory
+from p2pnode.training.exchange.client.follower import ChainFollower
+from p2pnode.training.exchange.messages import PullResult
+from p2pnode.training.exchange.owner.published import ApproximatedState, Published, begin, tick
+from p2pnode.training.exchange.store.replica import NO_POSITION, Position
 from tests.harness.builders.stores import contact, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, records_of
-from training.encoding.frames import BadFrame, FrameReader, Part, encoded_frames, frames, new_memory
-from training.exchange.client.follower import ChainFollower
-from training.exchange.messages import PullResult
-from training.exchange.owner.published import ApproximatedState, Published, begin, tick
-from training.exchange.store.replica import NO_POSITION, Position
 
 SHARD, SIZE = 1, 4
 RANK = term(1, "a")
@@ -226,8 +226,8 @@ def test_a_whole_with_another_digest_is_not_taken() -> None:
 
 def test_a_shard_that_is_copied_in_turns_has_no_version_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deadline in between leaves it without one: the next pull brings the whole."""
-    monkeypatch.setattr("training.cooperative.VALUES_PER_TURN", 1)
-    monkeypatch.setattr("training.exchange.client.follower.VALUES_PER_COPY", 1)
+    monkeypatch.setattr("p2pnode.training.cooperative.VALUES_PER_TURN", 1)
+    monkeypatch.setattr("p2pnode.training.exchange.client.follower.VALUES_PER_COPY", 1)
 
     async def story() -> None:
         following = await entered(chain(1))
@@ -250,7 +250,7 @@ def test_a_shard_that_is_copied_in_turns_has_no_version_meanwhile(monkeypatch: p
 
 def test_an_answer_that_was_overtaken_while_it_was_computed_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of another node arrived meanwhile."""
-    monkeypatch.setattr("training.cooperative.VALUES_PER_TURN", 0)
+    monkeypatch.setattr("p2pnode.training.cooperative.VALUES_PER_TURN", 0)
 
     async def story() -> None:
         following = await entered(chain(1))
@@ -275,8 +275,8 @@ def test_an_answer_that_was_overtaken_while_it_was_computed_is_not_written(monke
 
 def test_a_shard_has_no_stamp_while_a_change_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint that reads it meanwhile notices; before and after it has the version of the published value."""
-    monkeypatch.setattr("training.cooperative.VALUES_PER_TURN", 1)
-    monkeypatch.setattr("training.exchange.client.follower.VALUES_PER_COPY", 1)
+    monkeypatch.setattr("p2pnode.training.cooperative.VALUES_PER_TURN", 1)
+    monkeypatch.setattr("p2pnode.training.exchange.client.follower.VALUES_PER_COPY", 1)
 
     async def story() -> None:
         following = await entered(chain(1))

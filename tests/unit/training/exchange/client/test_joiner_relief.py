@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from overlay.peers import Contact
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.exchange.client.joiner_relief import LOOK_INTERVAL_S, MIN_RELIEF_DELAY_S, JoinerRelief
 from tests.harness.builders.stores import contact, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, directory_of
-from training.exchange.client.joiner_relief import LOOK_INTERVAL_S, MIN_RELIEF_DELAY_S, JoinerRelief
 
 ME, B, C, D = contact("a"), contact("b"), contact("c"), contact("d")
 

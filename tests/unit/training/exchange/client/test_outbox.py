@@ -9,8 +9,23 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from overlay.peers import Contact
-from overlay.transport import TransportError
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.exchange.client import outbox as outbox_module
+from p2pnode.training.exchange.client.outbox import COPIED_BYTES, Outbox
+from p2pnode.training.exchange.messages import (
+    SIGN_OF_LIFE,
+    LocateOwnersAnswer,
+    Push,
+    PushAnswer,
+    PushResult,
+    decode,
+    piece_of,
+)
+from p2pnode.training.exchange.own_deltas import KEPT_BYTES, LARGEST_SHARE, Delivery, Outgoing
+from p2pnode.training.exchange.ownership_messages import TransferResult
+from p2pnode.training.exchange.store.repair_log import RepairLog
+from p2pnode.training.shards.applied import DeltaId
 from tests.harness.builders.stores import IDS, contact, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import (
@@ -22,13 +37,6 @@ from tests.harness.stubs.exchange_context import (
     records_of,
     until,
 )
-from training.exchange.client import outbox as outbox_module
-from training.exchange.client.outbox import COPIED_BYTES, Outbox
-from training.exchange.messages import SIGN_OF_LIFE, LocateOwnersAnswer, Push, PushAnswer, PushResult, decode, piece_of
-from training.exchange.own_deltas import KEPT_BYTES, LARGEST_SHARE, Delivery, Outgoing
-from training.exchange.ownership_messages import TransferResult
-from training.exchange.store.repair_log import RepairLog
-from training.shards.applied import DeltaId
 
 ME, OWNER = contact("a"), contact("b")
 

@@ -13,32 +13,32 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from overlay.addresses import Address
-from overlay.peers import Contact
-from overlay.transport import Buffer
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer
+from p2pnode.training.codec_choice import CodecChoice
+from p2pnode.training.cooperative import LoopTurns
+from p2pnode.training.encoding.frames import HEADER_BYTES, Part, frames
+from p2pnode.training.exchange.client.joiner_relief import LOOK_INTERVAL_S, MIN_RELIEF_DELAY_S
+from p2pnode.training.exchange.client.pull import PullClient
+from p2pnode.training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
+from p2pnode.training.exchange.peer_score import PeerScore
+from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.store.ownership import KnownOwner, Ownership
+from p2pnode.training.exchange.store.records import Owned
+from p2pnode.training.exchange.store.replica import Replica
+from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import PLAIN
+from p2pnode.training.shards.state import ShardState
 from tests.harness.environment.simulated import InlineExecutor, VirtualClock
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.stubs.exchange_context import ExchangeContext
 from tests.harness.stubs.exchange_services import pull_client_of
 from tests.unit.training.test_checkpoint import Lines
-from training.codec_choice import CodecChoice
-from training.cooperative import LoopTurns
-from training.encoding.frames import HEADER_BYTES, Part, frames
-from training.exchange.client.joiner_relief import LOOK_INTERVAL_S, MIN_RELIEF_DELAY_S
-from training.exchange.client.pull import PullClient
-from training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
-from training.exchange.peer_score import PeerScore
-from training.exchange.rebalance_requests import RebalanceRequests
-from training.exchange.run_state import RunState
-from training.exchange.store.ownership import KnownOwner, Ownership
-from training.exchange.store.records import Owned
-from training.exchange.store.replica import Replica
-from training.exchange.swarm_view import SwarmView
-from training.exchange.terms import Term
-from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import PLAIN
-from training.shards.state import ShardState
 
 SHARDS, SIZE = 6, 4
 OWNER = Contact(b"o" * 20, Address("10.0.0.1", 1))
@@ -200,9 +200,9 @@ def test_a_pull_that_was_cut_off_goes_on_where_it_was() -> None:
 
 def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run after every two values; a shard that changes during its copy keeps the older version."""
-    monkeypatch.setattr("training.cooperative.LIGHT_PASSES", 1)
+    monkeypatch.setattr("p2pnode.training.cooperative.LIGHT_PASSES", 1)
     for name in ("cooperative.VALUES_PER_TURN", "exchange.client.follower.VALUES_PER_COPY"):
-        monkeypatch.setattr(f"training.{name}", 2)
+        monkeypatch.setattr(f"p2pnode.training.{name}", 2)
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
     states = [ShardState(np.full(SIZE, shard + 1, np.float32), SIZE, version=1) for shard in range(SHARDS)]
@@ -242,7 +242,7 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
 def test_an_own_shard_whose_copy_was_cut_off_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing takes the half of it for the version before; the next pull copies it again, and a checkpoint waits."""
     for name in ("cooperative.VALUES_PER_TURN", "exchange.client.follower.VALUES_PER_COPY"):
-        monkeypatch.setattr(f"training.{name}", 1)
+        monkeypatch.setattr(f"p2pnode.training.{name}", 1)
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
     state = ShardState(np.ones(SIZE, np.float32), SIZE, version=2)

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlay.peers import Contact
-from overlay.transport import Response
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Response
+from p2pnode.training.encoding.frames import FrameReader, Part, read_array
+from p2pnode.training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode, encode
+from p2pnode.training.exchange.ownership_messages import TransferResult
+from p2pnode.training.settings import ExchangeSettings
 from tests.harness.builders.stores import BOUNDS, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import GENESIS, Answer, ScriptedSwarm, context_of, deltas_of, pusher_of
-from training.encoding.frames import FrameReader, Part, read_array
-from training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode, encode
-from training.exchange.ownership_messages import TransferResult
-from training.settings import ExchangeSettings
 
 ME, OTHER = contact("a"), contact("b")
 VALUES = BOUNDS[-1][1]
@@ -144,7 +144,7 @@ def test_what_an_owner_puts_off_again_and_again_stays_in_the_outbox() -> None:
 @pytest.mark.parametrize("codec", ["bfloat16", "sparse"])
 def test_the_thread_that_encodes_pauses_between_shards(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
     """The event loop may share its core. A codec that takes less time pauses after twice as many values."""
-    monkeypatch.setattr("training.cooperative.VALUES_PER_TURN", 4)
+    monkeypatch.setattr("p2pnode.training.cooperative.VALUES_PER_TURN", 4)
 
     async def scenario() -> None:
         store = store_of("a")

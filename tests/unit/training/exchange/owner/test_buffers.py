@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from overlay.transport import TransportError
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues
+from p2pnode.training.exchange.ownership_messages import FinalBuffers, FinalBuffersAnswer
+from p2pnode.training.exchange.store.shard_store import ShardStore
 from tests.harness.builders.stores import contact, owner_of, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from tests.harness.stubs.exchange_services import final_values_of
-from training.exchange.owner.final_values import BUFFERS_SHARD, FinalValues
-from training.exchange.ownership_messages import FinalBuffers, FinalBuffersAnswer
-from training.exchange.store.shard_store import ShardStore
 
 OWNER, BACKUP = contact("b"), contact("c")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from p2pnode.training.cooperative import VALUES_PER_UPDATE, light
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.frames import BadFrame, FrameReader
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta, logged_item, read_item
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.value_batch import ValueBatch, encode_batch
 from tests.harness.builders.value_updates import update
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.exchange_overlay import chunks
-from training.cooperative import VALUES_PER_UPDATE, light
-from training.encoding import codecs
-from training.encoding.frames import BadFrame, FrameReader
-from training.exchange.owner.delta_item import IncomingDelta, logged_item, read_item
-from training.shards.applied import DeltaId
-from training.shards.value_batch import ValueBatch, encode_batch
 
 DELTA = np.array([3.0, 0.0, -4.0, 0.0], np.float32)
 PUSH = DeltaId(b"n" * 20, 1, 7)

@@ -10,22 +10,30 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlay.peers import Contact
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.codec_choice import CodecChoice
+from p2pnode.training.encoding.codecs import as_bytes
+from p2pnode.training.encoding.frames import Part, frames
+from p2pnode.training.exchange.messages import (
+    Forward,
+    ForwardAnswer,
+    ForwardResult,
+    Push,
+    PushAnswer,
+    PushResult,
+    decode,
+)
+from p2pnode.training.exchange.owner import push_intake
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.exchange.owner.deltas import DeltaHandler
+from p2pnode.training.exchange.run_state import Phase
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.swarm_view import LASTING_S
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.outer_rule import Rule
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, deltas_of
-from training.codec_choice import CodecChoice
-from training.encoding.codecs import as_bytes
-from training.encoding.frames import Part, frames
-from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushAnswer, PushResult, decode
-from training.exchange.owner import push_intake
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.deltas import DeltaHandler
-from training.exchange.run_state import Phase
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.swarm_view import LASTING_S
-from training.settings import ExchangeSettings
-from training.shards.outer_rule import Rule
 
 ME, OTHER = contact("a"), contact("x")
 
@@ -113,8 +121,8 @@ def test_an_addition_counts_as_a_look_at_the_shard() -> None:
 def test_a_large_delta_is_decoded_and_measured_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass over millions of values into fresh memory would hold the loop for tens of milliseconds. A retry that comes
     meanwhile is added once all the same, and one that is not finite is refused."""
-    monkeypatch.setattr("training.cooperative.LIGHT_PASSES", 1)
-    monkeypatch.setattr("training.cooperative.VALUES_PER_PASS", 3)
+    monkeypatch.setattr("p2pnode.training.cooperative.LIGHT_PASSES", 1)
+    monkeypatch.setattr("p2pnode.training.cooperative.VALUES_PER_PASS", 3)
 
     async def scenario() -> None:
         store = owner_of("a")

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.encoding import codecs
-from training.exchange.owner import reads as module
-from training.exchange.owner.reads import EncodingCache
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.state import ShardState
+from p2pnode.training.encoding import codecs
+from p2pnode.training.exchange.owner import reads as module
+from p2pnode.training.exchange.owner.reads import EncodingCache
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
 
 SIZE = 1000
 plainly = codecs.encode

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from overlay.peers import Contact
-from overlay.transport import TransportError
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.exchange.messages import decode
+from p2pnode.training.exchange.owner.final_values import value_digest
+from p2pnode.training.exchange.ownership_messages import CompareCopies, TransferResult
+from p2pnode.training.exchange.store.shard_store import ShardStore
 from tests.harness.builders.stores import contact, delta, owner_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from tests.harness.stubs.exchange_services import final_values_of
-from training.exchange.messages import decode
-from training.exchange.owner.final_values import value_digest
-from training.exchange.ownership_messages import CompareCopies, TransferResult
-from training.exchange.store.shard_store import ShardStore
 
 BACKUP = contact("b")
 

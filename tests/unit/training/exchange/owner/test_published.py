@@ -8,10 +8,9 @@ import random
 import numpy as np
 import pytest
 
-from tests.harness.builders.stores import term
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, Vector
-from training.exchange.owner.published import (
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.exchange.owner.published import (
     KEPT_PART,
     MAX_CHANGES,
     ApproximatedState,
@@ -23,6 +22,7 @@ from training.exchange.owner.published import (
     tick,
     whole,
 )
+from tests.harness.builders.stores import term
 
 SIZE = 3000
 CODECS: list[CodecName] = ["bfloat16", "int8", "int4", "sparse"]
@@ -168,7 +168,7 @@ def test_a_change_that_is_no_smaller_than_the_whole_is_not_kept() -> None:
 
 def test_the_number_of_changes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However small they are, so that a follower has a bounded amount of work."""
-    monkeypatch.setattr("training.exchange.owner.published.MAX_CHANGES", 2)
+    monkeypatch.setattr("p2pnode.training.exchange.owner.published.MAX_CHANGES", 2)
     published = begin(b"c" * 8, values(9), source(0))
     for version in range(1, 9):
         published = tick(published, values(9), source(version), "int4")

@@ -9,25 +9,25 @@ from typing import Any
 import msgspec
 import pytest
 
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.encoding.frames import FrameReader
+from p2pnode.training.exchange.owner import publishing
+from p2pnode.training.exchange.owner.published import Change, Published
+from p2pnode.training.exchange.owner.publishing import (
+    BYTES_PER_STEP,
+    UNUSED_S,
+    Publisher,
+)
+from p2pnode.training.exchange.ownership_messages import HandOver, PublishedHead
+from p2pnode.training.exchange.store.replica import NO_POSITION, Position
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import OwnerInfo
+from p2pnode.training.settings import ExchangeSettings
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 from tests.harness.stubs.exchange_services import publisher_of
 from tests.harness.swarms.exchange_overlay import chunks
-from training.encoding.codecs import CodecName
-from training.encoding.frames import FrameReader
-from training.exchange.owner import publishing
-from training.exchange.owner.published import Change, Published
-from training.exchange.owner.publishing import (
-    BYTES_PER_STEP,
-    UNUSED_S,
-    Publisher,
-)
-from training.exchange.ownership_messages import HandOver, PublishedHead
-from training.exchange.store.replica import NO_POSITION, Position
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import OwnerInfo
-from training.settings import ExchangeSettings
 
 #: As the other workers announce it.
 STEP_S = 10.0
@@ -78,7 +78,7 @@ def test_a_chain_begins_when_somebody_asks_and_ticks_when_something_was_added() 
 
 def test_the_thread_that_makes_changes_pauses_between_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop may share its core."""
-    monkeypatch.setattr("training.cooperative.VALUES_PER_TURN", 4)
+    monkeypatch.setattr("p2pnode.training.cooperative.VALUES_PER_TURN", 4)
 
     async def scenario() -> None:
         publisher, store, context = publishing_owner()
@@ -347,7 +347,7 @@ def test_while_whole_values_are_chosen_nothing_is_published() -> None:
 def test_values_are_published_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two shards with two values to a part, the first is published before the second is computed: never more than a
     part of the vector is in memory twice."""
-    monkeypatch.setattr("training.exchange.owner.publishing.VALUES_PER_PART", 2)
+    monkeypatch.setattr("p2pnode.training.exchange.owner.publishing.VALUES_PER_PART", 2)
 
     async def scenario() -> None:
         store = owner_of("a")

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p2pnode.training.encoding.frames import BadFrame
+from p2pnode.training.exchange.messages import SIGN_OF_LIFE, Push, PushResult, piece_of
+from p2pnode.training.exchange.owner import push_intake
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PART_S, PARTS_AT_ONCE, PushIntake
 from tests.harness.builders.stores import IDS
 from tests.harness.environment.virtual_loop import run
-from training.encoding.frames import BadFrame
-from training.exchange.messages import SIGN_OF_LIFE, Push, PushResult, piece_of
-from training.exchange.owner import push_intake
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PART_S, PARTS_AT_ONCE, PushIntake
 
 
 class Owner:

@@ -6,14 +6,8 @@ from typing import Any
 
 import msgspec
 
-from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term
-from tests.harness.environment.simulated import InlineExecutor
-from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
-from tests.harness.stubs.exchange_services import reads_of
-from tests.harness.swarms.exchange_overlay import chunks, collected
-from training.encoding.frames import FrameReader, Part, read_array
-from training.exchange.messages import (
+from p2pnode.training.encoding.frames import FrameReader, Part, read_array
+from p2pnode.training.exchange.messages import (
     LocateOwners,
     LocateOwnersAnswer,
     Pull,
@@ -21,17 +15,23 @@ from training.exchange.messages import (
     Wanted,
     decode,
 )
-from training.exchange.owner.published import digest_of
-from training.exchange.ownership_messages import (
+from p2pnode.training.exchange.owner.published import digest_of
+from p2pnode.training.exchange.ownership_messages import (
     Fetch,
     ShardList,
     SurveyAnswer,
 )
-from training.exchange.store import state_stream
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_stream import ANY_STEPS
-from training.exchange.terms import ZERO_TERM, Fence
-from training.settings import ExchangeSettings
+from p2pnode.training.exchange.store import state_stream
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.store.state_stream import ANY_STEPS
+from p2pnode.training.exchange.terms import ZERO_TERM, Fence
+from p2pnode.training.settings import ExchangeSettings
+from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term
+from tests.harness.environment.simulated import InlineExecutor
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
+from tests.harness.stubs.exchange_services import reads_of
+from tests.harness.swarms.exchange_overlay import chunks, collected
 
 PEER = contact("x")
 NOTHING = Wanted(0, ZERO_TERM, 0)

@@ -8,21 +8,21 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from overlay.peers import Contact
-from overlay.transport import TransportError
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import CodecName, as_bytes
+from p2pnode.training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushResult, decode
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.exchange.owner.replication import FORWARD_ROUNDS, DeltaReplicator, lacks_backup, not_owned
+from p2pnode.training.exchange.owner.validation import DeltaValidator
+from p2pnode.training.exchange.run_state import Phase
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.applied import DeltaId
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import Answer, ExchangeContext, ScriptedSwarm, context_of
-from training.encoding import codecs
-from training.encoding.codecs import CodecName, as_bytes
-from training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushResult, decode
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.replication import FORWARD_ROUNDS, DeltaReplicator, lacks_backup, not_owned
-from training.exchange.owner.validation import DeltaValidator
-from training.exchange.run_state import Phase
-from training.exchange.store.shard_store import ShardStore
-from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
 
 ME, B, C = contact("a"), contact("b"), contact("c")
 IDENTITY = DeltaId(IDS["x"], 1, 1)
@@ -163,7 +163,7 @@ def test_a_delta_that_is_sent_again_keeps_the_weight_that_its_backup_may_have_ad
 
 def test_of_deltas_that_are_never_sent_again_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their origins have left."""
-    monkeypatch.setattr("training.exchange.owner.replication.MAX_FORWARDED", 2)
+    monkeypatch.setattr("p2pnode.training.exchange.owner.replication.MAX_FORWARDED", 2)
 
     async def scenario() -> None:
         store = owner_of("a")

@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term, zeros
-from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import ExchangeContext, ScriptedSwarm, context_of, records_of
-from training.exchange.messages import Push, PushResult
-from training.exchange.owner import validation
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.owner.validation import (
+from p2pnode.training.exchange.messages import Push, PushResult
+from p2pnode.training.exchange.owner import validation
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.exchange.owner.validation import (
     INSPECTION_INTERVAL_S,
     MAX_PENDING_PER_NODE,
     SAMPLE_FACTOR,
@@ -28,12 +25,15 @@ from training.exchange.owner.validation import (
     ShardInspector,
     is_good,
 )
-from training.exchange.store.records import BufferedDelta
-from training.exchange.store.shard_store import ShardStore
-from training.settings import ExchangeSettings
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.state import ShardState
+from p2pnode.training.exchange.store.records import BufferedDelta
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
+from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term, zeros
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ExchangeContext, ScriptedSwarm, context_of, records_of
 
 ME = contact("a")
 IDENTITY = DeltaId(IDS["x"], 1, 1)

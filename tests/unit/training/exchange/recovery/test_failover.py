@@ -7,8 +7,17 @@ import asyncio
 import numpy as np
 import pytest
 
-from overlay.peers import Activity, Contact
-from overlay.transport import NOT_SERVED, TransportError
+from p2pnode.overlay.peers import Activity, Contact
+from p2pnode.overlay.transport import NOT_SERVED, TransportError
+from p2pnode.training.exchange.messages import IndirectAnswer, LocateOwnersAnswer, decode, encode
+from p2pnode.training.exchange.ownership_messages import CopyStatus, ShardList, SurveyAnswer, TransferResult
+from p2pnode.training.exchange.recovery.failover import REPLICA_GRACE_S, Failover
+from p2pnode.training.exchange.store import state_stream
+from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.store.state_stream import describe
+from p2pnode.training.exchange.terms import GENERATION, ZERO_TERM, Fence, OwnerInfo, Role, Term
+from p2pnode.training.shards.applied import Applied
 from tests.harness.builders.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import (
@@ -19,15 +28,6 @@ from tests.harness.stubs.exchange_context import (
     records_of,
     route_finder_of,
 )
-from training.exchange.messages import IndirectAnswer, LocateOwnersAnswer, decode, encode
-from training.exchange.ownership_messages import CopyStatus, ShardList, SurveyAnswer, TransferResult
-from training.exchange.recovery.failover import REPLICA_GRACE_S, Failover
-from training.exchange.store import state_stream
-from training.exchange.store.records import StoredState
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_stream import describe
-from training.exchange.terms import GENERATION, ZERO_TERM, Fence, OwnerInfo, Role, Term
-from training.shards.applied import Applied
 
 ME, B, C = contact("a"), contact("b"), contact("c")
 

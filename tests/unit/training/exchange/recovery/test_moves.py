@@ -10,19 +10,19 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from overlay.transport import TransportError
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.encoding.frames import HEADER_BYTES, FrameReader
+from p2pnode.training.exchange.messages import encode, read_record
+from p2pnode.training.exchange.ownership_messages import HandOver, Learn, ShardList, StateHead, TransferResult
+from p2pnode.training.exchange.recovery.moves import BATCH_S, ShardMoves
+from p2pnode.training.exchange.store.replica import NO_POSITION, Position
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.settings import ExchangeSettings
 from tests.harness.builders.stores import BOUNDS, IDS, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import Answer, ExchangeContext, ScriptedSwarm, context_of
 from tests.harness.stubs.exchange_services import backup_of_node, moves_of, publisher_of
 from tests.harness.swarms.exchange_overlay import chunks, collected
-from training.encoding.frames import HEADER_BYTES, FrameReader
-from training.exchange.messages import encode, read_record
-from training.exchange.ownership_messages import HandOver, Learn, ShardList, StateHead, TransferResult
-from training.exchange.recovery.moves import BATCH_S, ShardMoves
-from training.exchange.store.replica import NO_POSITION, Position
-from training.exchange.store.shard_store import ShardStore
-from training.settings import ExchangeSettings
 
 ME, LEARNER, FORMER = contact("a"), contact("b"), contact("c")
 
@@ -231,7 +231,7 @@ def test_one_batch_is_sent_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
             assert await asked() == [everything[:expected]], rate
 
         line.upload = cast(Any, SimpleNamespace(bytes_per_s=None))
-        monkeypatch.setattr("training.exchange.recovery.moves.BATCH_BYTES", 48)
+        monkeypatch.setattr("p2pnode.training.exchange.recovery.moves.BATCH_BYTES", 48)
         assert await asked() == [[0, 1]]
         swarm.answers["learn"] = lambda *_: TransferResult([], [])
         assert await asked() == [[0, 1], [2, 3]]

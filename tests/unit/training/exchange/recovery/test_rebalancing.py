@@ -10,8 +10,25 @@ import asyncio
 import msgspec
 import numpy as np
 
-from overlay.peers import Activity, Contact
-from overlay.transport import TransportError
+from p2pnode.overlay.peers import Activity, Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.encoding.codecs import as_bytes
+from p2pnode.training.exchange.directory import shard_key
+from p2pnode.training.exchange.messages import LocateOwnersAnswer, Push, decode
+from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.exchange.ownership_messages import HandOver, Learn, SurveyAnswer, TransferResult
+from p2pnode.training.exchange.recovery.rebalancing import (
+    RANKED_AT_ONCE,
+    VALUES_TENURE_S,
+    JobKind,
+    Jobs,
+    Rebalancer,
+    duty,
+)
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.value_table import ValueTable
 from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.loop_turns import counted_turns
 from tests.harness.environment.virtual_loop import run
@@ -26,23 +43,6 @@ from tests.harness.stubs.exchange_context import (
     until,
 )
 from tests.harness.stubs.exchange_services import failover_of, moves_of, publisher_of
-from training.encoding.codecs import as_bytes
-from training.exchange.directory import shard_key
-from training.exchange.messages import LocateOwnersAnswer, Push, decode
-from training.exchange.owner.delta_item import IncomingDelta
-from training.exchange.ownership_messages import HandOver, Learn, SurveyAnswer, TransferResult
-from training.exchange.recovery.rebalancing import (
-    RANKED_AT_ONCE,
-    VALUES_TENURE_S,
-    JobKind,
-    Jobs,
-    Rebalancer,
-    duty,
-)
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import Term
-from training.settings import ExchangeSettings
-from training.shards.value_table import ValueTable
 
 ME, B, C = contact("a"), contact("b"), contact("c")
 SETTINGS = ExchangeSettings(codec="float32", weight="sum", outer_lr=1.0, outer_momentum=0.0, tenure_s=5.0)

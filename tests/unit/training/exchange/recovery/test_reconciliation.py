@@ -13,7 +13,27 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlay.peers import PeerChange
+from p2pnode.overlay.peers import PeerChange
+from p2pnode.training.encoding.frames import FrameReader
+from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer, decode, read_record
+from p2pnode.training.exchange.owner.delta_item import logged_frames
+from p2pnode.training.exchange.ownership_messages import (
+    FindDeltas,
+    FoundDeltas,
+    LoggedDelta,
+    OfferedDeltas,
+    OfferedDeltasAnswer,
+    OwnedHistory,
+    ShardList,
+)
+from p2pnode.training.exchange.recovery import reconciliation
+from p2pnode.training.exchange.recovery.reconciliation import CLAIMS_INTERVAL_S
+from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.exchange.store.repair_log import RepairLog, to_mend
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import MAX_BELIEVED, OwnerInfo
+from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.applied import Applied
 from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, term, zeros
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import (
@@ -26,26 +46,6 @@ from tests.harness.stubs.exchange_context import (
 )
 from tests.harness.stubs.exchange_services import reads_of, reconciler_of
 from tests.harness.swarms.exchange_overlay import chunks
-from training.encoding.frames import FrameReader
-from training.exchange.messages import LocateOwners, LocateOwnersAnswer, decode, read_record
-from training.exchange.owner.delta_item import logged_frames
-from training.exchange.ownership_messages import (
-    FindDeltas,
-    FoundDeltas,
-    LoggedDelta,
-    OfferedDeltas,
-    OfferedDeltasAnswer,
-    OwnedHistory,
-    ShardList,
-)
-from training.exchange.recovery import reconciliation
-from training.exchange.recovery.reconciliation import CLAIMS_INTERVAL_S
-from training.exchange.store.records import StoredState
-from training.exchange.store.repair_log import RepairLog, to_mend
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import MAX_BELIEVED, OwnerInfo
-from training.settings import ExchangeSettings
-from training.shards.applied import Applied
 
 SETTINGS = ExchangeSettings(codec="float32", weight="sum", outer_lr=1.0, outer_momentum=0.0, replicas=0)
 
@@ -138,7 +138,7 @@ def test_what_the_log_has_no_longer_is_reported_with_its_identity() -> None:
 
 def test_many_lost_deltas_are_sought_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request names so many at most; the next one those that follow."""
-    monkeypatch.setattr("training.exchange.recovery.reconciliation.MAX_SOUGHT", 2)
+    monkeypatch.setattr("p2pnode.training.exchange.recovery.reconciliation.MAX_SOUGHT", 2)
 
     async def scenario() -> None:
         high, low = split(log_bytes=0)

@@ -8,23 +8,23 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from overlay.peers import Contact
-from overlay.transport import TransportError
-from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, value_of
-from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, resending_of
-from training.exchange.messages import Push, decode
-from training.exchange.own_deltas import Acknowledged, AcknowledgedKey, Outgoing, SentDeltas
-from training.exchange.ownership_messages import (
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.exchange.messages import Push, decode
+from p2pnode.training.exchange.own_deltas import Acknowledged, AcknowledgedKey, Outgoing, SentDeltas
+from p2pnode.training.exchange.ownership_messages import (
     AskedDelta,
     FindLacking,
     LackingDeltas,
     OfferedDeltas,
     OfferedDeltasAnswer,
 )
-from training.exchange.recovery.resending import EVERY_S
-from training.exchange.store.shard_store import ShardStore
-from training.shards.applied import DeltaId
+from p2pnode.training.exchange.recovery.resending import EVERY_S
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.shards.applied import DeltaId
+from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term, value_of
+from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, resending_of
 
 ME, FORMER, PRESENT = contact("b"), contact("a"), contact("c")
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from overlay.peers import Contact
-from overlay.transport import TransportError
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.exchange.messages import Indirect, IndirectAnswer, decode
+from p2pnode.training.exchange.peer_score import FIRST_LOOK_S, UNREACHED_S
+from p2pnode.training.exchange.recovery.route_finder import RELAYS_ASKED, SEARCH_WITHIN_S, RouteFinder
 from tests.harness.builders.stores import contact, owner_of, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import (
@@ -17,9 +20,6 @@ from tests.harness.stubs.exchange_context import (
     records_of,
     route_finder_of,
 )
-from training.exchange.messages import Indirect, IndirectAnswer, decode
-from training.exchange.peer_score import FIRST_LOOK_S, UNREACHED_S
-from training.exchange.recovery.route_finder import RELAYS_ASKED, SEARCH_WITHIN_S, RouteFinder
 
 ME, B, C, D = contact("a"), contact("b"), contact("c"), contact("d")
 REFUSED = TransportError("refused", B.address, "refused the connection")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from p2pnode.training.encoding.codecs import encode
+from p2pnode.training.exchange.store.records import Backed, BufferedDelta, Owned
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
 from tests.harness.builders.stores import IDS, SUM, contact, delta, owner_of, store_of, term, value_of, zeros
-from training.encoding.codecs import encode
-from training.exchange.store.records import Backed, BufferedDelta, Owned
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.state import ShardState
 
 B, C = contact("b"), contact("c")
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from p2pnode.training.exchange.store.repair_log import RepairLog, SupersededCopy, compare
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.shards.applied import Applied, DeltaId
 from tests.harness.builders.stores import (
     BOUNDS,
     IDS,
@@ -14,9 +17,6 @@ from tests.harness.builders.stores import (
     term,
     zeros,
 )
-from training.exchange.store.repair_log import RepairLog, SupersededCopy, compare
-from training.exchange.store.shard_store import ShardStore
-from training.shards.applied import Applied, DeltaId
 
 
 def logged(name: str, *, limit_bytes: int = 1 << 20, seconds: float = 60.0) -> ShardStore:

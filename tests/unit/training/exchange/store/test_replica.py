@@ -15,9 +15,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.harness.builders.stores import BOUNDS, term
-from training.encoding.codecs import Vector
-from training.exchange.store.replica import (
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.exchange.store.replica import (
     ATTEMPTS,
     NO_POSITION,
     Position,
@@ -25,7 +24,8 @@ from training.exchange.store.replica import (
     Replica,
     ReplicaReading,
 )
-from training.exchange.terms import ZERO_TERM
+from p2pnode.training.exchange.terms import ZERO_TERM
+from tests.harness.builders.stores import BOUNDS, term
 
 
 def test_a_shard_that_was_never_pulled_has_no_version() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from overlay.addresses import Address
-from overlay.peers import Contact
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.exchange.messages import decode, encode
+from p2pnode.training.exchange.ownership_messages import CopyStatus
+from p2pnode.training.exchange.store.copies import copy_status, has_known_owner, has_state
+from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.exchange.terms import ROLE_RANK, ZERO_TERM, OwnerInfo, Term
+from p2pnode.training.shards.applied import DeltaId
 from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
-from training.exchange.messages import decode, encode
-from training.exchange.ownership_messages import CopyStatus
-from training.exchange.store.copies import copy_status, has_known_owner, has_state
-from training.exchange.store.records import StoredState
-from training.exchange.terms import ROLE_RANK, ZERO_TERM, OwnerInfo, Term
-from training.shards.applied import DeltaId
 
 # -- shapes -----------------------------------------------------------------------------------------------------------
 

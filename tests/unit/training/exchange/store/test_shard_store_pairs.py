@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.addresses import Address
-from overlay.peers import Contact
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import ZERO_TERM, OwnerInfo
 from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import ZERO_TERM, OwnerInfo
 
 # -- forwards ---------------------------------------------------------------------------------------------------------
 

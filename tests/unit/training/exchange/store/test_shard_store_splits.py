@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from p2pnode.training.encoding import codecs
+from p2pnode.training.exchange.store.records import BufferedDelta
+from p2pnode.training.exchange.store.repair_log import RepairLog
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import ZERO_TERM
+from p2pnode.training.shards.applied import DeltaId
 from tests.harness.builders.stores import (
     BOUNDS,
     IDS,
@@ -18,12 +24,6 @@ from tests.harness.builders.stores import (
     value_of,
     zeros,
 )
-from training.encoding import codecs
-from training.exchange.store.records import BufferedDelta
-from training.exchange.store.repair_log import RepairLog
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.terms import ZERO_TERM
-from training.shards.applied import DeltaId
 
 
 def logged(name: str, *, limit_bytes: int = 1 << 20, seconds: float = 60.0) -> ShardStore:

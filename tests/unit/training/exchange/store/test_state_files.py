@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from p2pnode.training import checkpoint
+from p2pnode.training.checkpoint import Checkpoint, CheckpointState
+from p2pnode.training.exchange.store.state_files import BadStates, batches, decode, encode
+from p2pnode.training.exchange.terms import Term
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
+from p2pnode.training.shards.value_batch import KeyResult, KeyUpdate, ValueBatch
+from p2pnode.training.shards.value_table import ValueTable
 from tests.harness.environment.simulated import MemoryDisk
 from tests.unit.training.test_checkpoint import Lines
-from training import checkpoint
-from training.checkpoint import Checkpoint, CheckpointState
-from training.exchange.store.state_files import BadStates, batches, decode, encode
-from training.exchange.terms import Term
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.state import ShardState
-from training.shards.value_batch import KeyResult, KeyUpdate, ValueBatch
-from training.shards.value_table import ValueTable
 
 GENESIS = b"g" * 16
 NODE, OTHER = b"n" * 20, b"o" * 20

@@ -12,15 +12,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlay.transport import Buffer
-from tests.harness.builders.stores import IDS, SUM, store_of, term, zeros
-from tests.harness.environment.simulated import InlineExecutor
-from training.encoding.frames import BadFrame, FrameReader
-from training.exchange.messages import decode, encode, record_frames
-from training.exchange.ownership_messages import StateHead
-from training.exchange.store import state_stream
-from training.exchange.store.shard_store import ShardStore
-from training.exchange.store.state_stream import (
+from p2pnode.overlay.transport import Buffer
+from p2pnode.training.encoding.frames import BadFrame, FrameReader
+from p2pnode.training.exchange.messages import decode, encode, record_frames
+from p2pnode.training.exchange.ownership_messages import StateHead
+from p2pnode.training.exchange.store import state_stream
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.store.state_stream import (
     ANY_STEPS,
     DELTAS_PER_STEP,
     PlausibleSteps,
@@ -28,12 +26,14 @@ from training.exchange.store.state_stream import (
     implausible,
     restore,
 )
-from training.exchange.terms import MAX_BELIEVED, Term
-from training.shards.applied import DeltaId
-from training.shards.outer_rule import Rule
-from training.shards.state import ShardState
-from training.shards.value_batch import KeyResult, KeyUpdate, ValueBatch
-from training.values.encoding import encode_key, encode_value
+from p2pnode.training.exchange.terms import MAX_BELIEVED, Term
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
+from p2pnode.training.shards.value_batch import KeyResult, KeyUpdate, ValueBatch
+from p2pnode.training.values.encoding import encode_key, encode_value
+from tests.harness.builders.stores import IDS, SUM, store_of, term, zeros
+from tests.harness.environment.simulated import InlineExecutor
 
 
 async def stream(buffers: Iterable[Buffer]) -> AsyncIterator[Buffer]:

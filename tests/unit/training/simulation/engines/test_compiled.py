@@ -9,7 +9,7 @@ from tests.harness.builders.small_plans import small_plan
 
 pytest.importorskip("numba", reason="the compiled engine is an extra: pip install p2pnode[simulate]")
 
-from training.simulation.engines.compiled import PAGE, CompiledEngine, filled, lengthened
+from p2pnode.training.simulation.engines.compiled import PAGE, CompiledEngine, filled, lengthened
 
 
 def test_a_new_array_begins_with_a_page() -> None:

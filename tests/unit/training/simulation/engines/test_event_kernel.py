@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p2pnode.training.simulation.engines.compiled import can_group
+from p2pnode.training.simulation.model.outcome import Outcome
+from p2pnode.training.simulation.model.plan import DISCIPLINES
+from p2pnode.training.simulation.run import simulate, why_not_compiled
 from tests.harness.builders.small_plans import small_plan
-from training.simulation.engines.compiled import can_group
-from training.simulation.model.outcome import Outcome
-from training.simulation.model.plan import DISCIPLINES
-from training.simulation.run import simulate, why_not_compiled
 
 pytest.importorskip("numba", reason="the compiled engine is an extra: pip install p2pnode[simulate]")
 

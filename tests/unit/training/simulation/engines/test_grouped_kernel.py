@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from p2pnode.training.barriers.predicates import make_barrier
+from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.simulation.run import simulate
 from tests.harness.builders.small_plans import small_plan
 from tests.unit.training.barriers.test_predicates import pass_probability
-from training.barriers.predicates import make_barrier
-from training.settings import BarrierSettings
-from training.simulation.run import simulate
 
 pytest.importorskip("numba", reason="the compiled engine is an extra: pip install p2pnode[simulate]")
 
@@ -25,7 +25,7 @@ def test_the_grouped_chance_is_that_of_the_shared_predicate(
     method: str, quantile: float, others: int, beta: int
 ) -> None:
     """For every number of laggards: the chance used for groups is the enumeration of samples through the predicate."""
-    from training.simulation.engines import grouped_kernel
+    from p2pnode.training.simulation.engines import grouped_kernel
 
     shared = make_barrier(BarrierSettings(method=method, sample=beta, quantile=quantile))  # type: ignore[arg-type]
     chances = grouped_kernel.pass_chances(others, beta, quantile)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.barriers.predicates import make_barrier
-from training.settings import BarrierSettings
+from p2pnode.training.barriers.predicates import make_barrier
+from p2pnode.training.settings import BarrierSettings
 
 pytest.importorskip("numba", reason="the compiled engine is an extra: pip install p2pnode[simulate]")
 
@@ -26,7 +26,7 @@ def test_the_compiled_predicate_is_the_shared_one(
     mine: int, others: list[int], staleness: int, quantile: float
 ) -> None:
     """Any steps, staleness and quantile: the compiled verdict equals that of `training.barriers.predicates`."""
-    from training.simulation.engines import kernel_parts
+    from p2pnode.training.simulation.engines import kernel_parts
 
     shared = make_barrier(BarrierSettings(method="pssp", sample=1, staleness=staleness, quantile=quantile))
 
@@ -35,7 +35,7 @@ def test_the_compiled_predicate_is_the_shared_one(
 
 def test_the_compiled_predicate_is_the_shared_one_on_every_small_case() -> None:
     """All steps 0…3 of up to three others, every staleness 0…2 and four quantiles."""
-    from training.simulation.engines import kernel_parts
+    from p2pnode.training.simulation.engines import kernel_parts
 
     for staleness, quantile in itertools.product((0, 1, 2), (0.3, 0.5, 0.67, 1.0)):
         shared = make_barrier(BarrierSettings(method="pssp", sample=1, staleness=staleness, quantile=quantile))

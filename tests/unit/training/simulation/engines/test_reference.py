@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.simulation.model.plan import Churn, Plan
+from p2pnode.training.simulation.model.random_streams import RandomStream
+from p2pnode.training.simulation.run import simulate
 from tests.harness.builders.small_plans import SEED, small_plan
-from training.settings import BarrierSettings
-from training.simulation.model.plan import Churn, Plan
-from training.simulation.model.random_streams import RandomStream
-from training.simulation.run import simulate
 
 pytest.importorskip("numba", reason="the compiled engine is an extra: pip install p2pnode[simulate]")
 

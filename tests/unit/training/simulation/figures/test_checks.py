@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from training.simulation.figures.checks import CHECKS, Check
-from training.simulation.figures.points import Values, points
+from p2pnode.training.simulation.figures.checks import CHECKS, Check
+from p2pnode.training.simulation.figures.points import Values, points
 
 
 def geometric(figure: str, ratio: float) -> Values:

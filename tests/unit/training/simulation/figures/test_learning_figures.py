@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.simulation.figures.learning_figures import order_verdict
+from p2pnode.training.simulation.figures.learning_figures import order_verdict
 
 
 def test_an_order_holds_only_beyond_its_noise() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.simulation.figures.plots import Line, Panel, distribution, draw
+from p2pnode.training.simulation.figures.plots import Line, Panel, distribution, draw
 
 
 def test_a_distribution_function_is_a_staircase() -> None:

@@ -7,8 +7,8 @@ from functools import cache
 
 import pytest
 
-from training.simulation.figures.points import Point, Verdict, compare, measure, plan_of, points
-from training.simulation.run import simulate
+from p2pnode.training.simulation.figures.points import Point, Verdict, compare, measure, plan_of, points
+from p2pnode.training.simulation.run import simulate
 
 pytest.importorskip("numba", reason="a thousand nodes need the compiled engine: pip install p2pnode[simulate]")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from training.simulation.figures.progress_figures import progress_rows
-from training.simulation.figures.tables import ReproductionRequest
+from p2pnode.training.simulation.figures.progress_figures import progress_rows
+from p2pnode.training.simulation.figures.tables import ReproductionRequest
 
 pytest.importorskip("numba", reason="the compiled engine is an extra: pip install p2pnode[simulate]")
 pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install p2pnode[simulate]")

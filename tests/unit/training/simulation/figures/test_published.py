@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.simulation.figures import published
+from p2pnode.training.simulation.figures import published
 
 
 def test_ranges_are_ordered_and_series_have_a_value_per_x() -> None:

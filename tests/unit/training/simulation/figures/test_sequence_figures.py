@@ -7,8 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.simulation.figures.sequence_figures import SEQUENCES, _pass_moments, bound_rows, inconsistency_rows
-from training.simulation.figures.tables import ReproductionRequest
+from p2pnode.training.simulation.figures.sequence_figures import (
+    SEQUENCES,
+    _pass_moments,
+    bound_rows,
+    inconsistency_rows,
+)
+from p2pnode.training.simulation.figures.tables import ReproductionRequest
 
 pytest.importorskip("numba", reason="the compiled engine is an extra: pip install p2pnode[simulate]")
 pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install p2pnode[simulate]")

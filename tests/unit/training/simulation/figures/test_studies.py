@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from training.simulation.figures import published
-from training.simulation.figures.studies import CNN_SEEDS, run_study, studies
+from p2pnode.training.simulation.figures import published
+from p2pnode.training.simulation.figures.studies import CNN_SEEDS, run_study, studies
 
 
 def test_studies_on_images_need_their_folder() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from training.simulation.figures.tables import Row, order_row, write_csv
+from p2pnode.training.simulation.figures.tables import Row, order_row, write_csv
 
 
 def test_a_claim_holds_or_fails() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from training.simulation.figures.points import plan_of
-from training.simulation.learning.learning import learn
-from training.simulation.learning.problems import Vector
+from p2pnode.training.simulation.figures.points import plan_of
+from p2pnode.training.simulation.learning.learning import learn
+from p2pnode.training.simulation.learning.problems import Vector
 
 
 class Counting:

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from p2pnode.training.simulation.figures import published
+from p2pnode.training.simulation.figures.points import plan_of
+from p2pnode.training.simulation.figures.studies import CNN_DURATION_S, CNN_EVALUATION_S, CNN_STEP_S, CNN_WORKERS
+from p2pnode.training.simulation.learning.parameter_server import Server, learn_at_server
+from p2pnode.training.simulation.model.plan import Plan
 from tests.harness.builders.linear_regression import LinearRegression
-from training.simulation.figures import published
-from training.simulation.figures.points import plan_of
-from training.simulation.figures.studies import CNN_DURATION_S, CNN_EVALUATION_S, CNN_STEP_S, CNN_WORKERS
-from training.simulation.learning.parameter_server import Server, learn_at_server
-from training.simulation.model.plan import Plan
 
 SERVER = Server(CNN_STEP_S, CNN_EVALUATION_S)
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.harness.builders.linear_regression import LinearRegression
-from training.simulation.figures.points import plan_of
-from training.simulation.learning.learning import learn
-from training.simulation.learning.problems import (
+from p2pnode.training.simulation.figures.points import plan_of
+from p2pnode.training.simulation.learning.learning import learn
+from p2pnode.training.simulation.learning.problems import (
     BadData,
     Cnn,
     Images,
@@ -19,6 +18,7 @@ from training.simulation.learning.problems import (
     Problem,
     SoftmaxRegression,
 )
+from tests.harness.builders.linear_regression import LinearRegression
 
 SEED = 4
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from training.simulation.figures import published
-from training.simulation.model import bounds
+from p2pnode.training.simulation.figures import published
+from p2pnode.training.simulation.model import bounds
 
 
 @pytest.mark.parametrize("beta", published.BOUNDS)

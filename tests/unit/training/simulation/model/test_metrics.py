@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from training.simulation.engines.reference import ReferenceEngine
-from training.simulation.figures.points import plan_of
-from training.simulation.model import metrics
+from p2pnode.training.simulation.engines.reference import ReferenceEngine
+from p2pnode.training.simulation.figures.points import plan_of
+from p2pnode.training.simulation.model import metrics
 
 
 def test_sequence_inconsistency_is_the_symmetric_difference_of_prefixes() -> None:

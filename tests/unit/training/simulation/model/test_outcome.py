@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from training.simulation.engines.reference import ReferenceEngine
-from training.simulation.figures.points import plan_of
-from training.simulation.model.outcome import Moment, moment_of
+from p2pnode.training.simulation.engines.reference import ReferenceEngine
+from p2pnode.training.simulation.figures.points import plan_of
+from p2pnode.training.simulation.model.outcome import Moment, moment_of
 
 
 def test_a_moment_sums_up_the_live_nodes() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from training.settings import BarrierSettings
-from training.simulation.model.plan import Churn, Plan
+from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.simulation.model.plan import Churn, Plan
 
 
 @pytest.mark.parametrize(

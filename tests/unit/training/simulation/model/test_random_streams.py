@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from training.simulation.model.random_streams import DURATIONS, GAMMA, MASK, SAMPLES, RandomStream, mixed
+from p2pnode.training.simulation.model.random_streams import DURATIONS, GAMMA, MASK, SAMPLES, RandomStream, mixed
 
 
 def test_the_generator_is_splitmix64() -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from p2pnode.training.simulation.engines.reference import ReferenceEngine
+from p2pnode.training.simulation.run import simulate
 from tests.harness.builders.small_plans import small_plan
-from training.simulation.engines.reference import ReferenceEngine
-from training.simulation.run import simulate
 
 pytest.importorskip("numba", reason="the compiled engine is an extra: pip install p2pnode[simulate]")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.simulation.model.random_streams import RandomStream
-from training.simulation.model.step_times import BadModel, Stragglers, parse_step_times, parse_stragglers
+from p2pnode.training.simulation.model.random_streams import RandomStream
+from p2pnode.training.simulation.model.step_times import BadModel, Stragglers, parse_step_times, parse_stragglers
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from p2pnode.training.dispatch.recordio import encode_example
+from p2pnode.training.tasks.digits import Digits, load_digits
+from p2pnode.training.tasks.task import TaskError
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.records.batches import RecordBatches
+from p2pnode.training.trainer.records.task_source import DispatchedTasks, LocalTasks
+from p2pnode.training.trainer.runner import TaskRunner
+from p2pnode.training.trainer_link.interface import StepOrder
+from p2pnode.training.trainer_link.messages import ValuesArrived
+from p2pnode.training.trainer_link.record_messages import RecordSource
 from tests.harness.builders.record_files import RecordConnection, tasks_of, write_records
 from tests.harness.trainers.tasks import Line
-from training.dispatch.recordio import encode_example
-from training.tasks.digits import Digits, load_digits
-from training.tasks.task import TaskError
-from training.trainer.connection import DaemonConnection
-from training.trainer.records.batches import RecordBatches
-from training.trainer.records.task_source import DispatchedTasks, LocalTasks
-from training.trainer.runner import TaskRunner
-from training.trainer_link.interface import StepOrder
-from training.trainer_link.messages import ValuesArrived
-from training.trainer_link.record_messages import RecordSource
 
 VALUES = np.arange(40 * 6, dtype=np.float32).reshape(40, 6) / 240
 

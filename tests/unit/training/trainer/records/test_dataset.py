@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 from torch.utils.data import DataLoader
 
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.records.dataset import SwarmRecords
+from p2pnode.training.trainer.records.record_draws import RecordDraws
+from p2pnode.training.trainer.records.task_source import DispatchedTasks
 from tests.harness.builders.record_files import RecordConnection, tasks_of, write_records
-from training.trainer.connection import DaemonConnection
-from training.trainer.records.dataset import SwarmRecords
-from training.trainer.records.record_draws import RecordDraws
-from training.trainer.records.task_source import DispatchedTasks
 
 RECORDS = [b"%d" % number for number in range(40)]
 

@@ -8,16 +8,16 @@ from typing import Any, cast
 import pytest
 from torch.utils.data import DataLoader
 
+from p2pnode.training.dispatch.dataset import read_dataset
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.ranks import Ranks
+from p2pnode.training.trainer.records.file_stream import RecordFileStream
+from p2pnode.training.trainer.sampling.shared_data import SharedData
+from p2pnode.training.trainer_link.messages import Start
+from p2pnode.training.trainer_link.record_messages import RecordSource
 from tests.harness.builders.record_files import RecordConnection, write_records
 from tests.harness.stubs.shared_data import DirectConnection, Script
 from tests.unit.training.trainer.sampling.test_sampler import epoch, meet
-from training.dispatch.dataset import read_dataset
-from training.trainer.connection import DaemonConnection
-from training.trainer.ranks import Ranks
-from training.trainer.records.file_stream import RecordFileStream
-from training.trainer.sampling.shared_data import SharedData
-from training.trainer_link.messages import Start
-from training.trainer_link.record_messages import RecordSource
 
 RECORDS = [b"%d" % number for number in range(300)]
 

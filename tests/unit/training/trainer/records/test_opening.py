@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.records.opening import open_files, open_tasks
+from p2pnode.training.trainer.records.task_source import DispatchedTasks, LocalTasks
+from p2pnode.training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer_link.record_messages import RecordSource
 from tests.harness.builders.record_files import RecordConnection, write_records
-from training.trainer.connection import DaemonConnection
-from training.trainer.records.opening import open_files, open_tasks
-from training.trainer.records.task_source import DispatchedTasks, LocalTasks
-from training.trainer_link.interface import TrainerFailed
-from training.trainer_link.record_messages import RecordSource
 
 
 def source(kind: Any, folder: Path, *patterns: str) -> RecordSource:

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.records.record_draws import RecordDraws
+from p2pnode.training.trainer.records.task_source import DispatchedTasks
 from tests.harness.builders.record_files import RecordConnection, tasks_of, write_records
-from training.trainer.connection import DaemonConnection
-from training.trainer.records.record_draws import RecordDraws
-from training.trainer.records.task_source import DispatchedTasks
 
 
 @pytest.fixture

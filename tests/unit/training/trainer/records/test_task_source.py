@@ -8,12 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from tests.harness.builders.record_files import RecordConnection, tasks_of, write_records
-from training.trainer.connection import DaemonConnection
-from training.trainer.records import task_source
-from training.trainer.records.task_source import NOT_NOW_S, DispatchedTasks, LocalTasks
-from training.trainer_link.messages import SignOfLife
-from training.trainer_link.record_messages import (
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.records import task_source
+from p2pnode.training.trainer.records.task_source import NOT_NOW_S, DispatchedTasks, LocalTasks
+from p2pnode.training.trainer_link.messages import SignOfLife
+from p2pnode.training.trainer_link.record_messages import (
     RecordsGranted,
     RecordsOpened,
     RecordSource,
@@ -23,6 +22,7 @@ from training.trainer_link.record_messages import (
     RecordTask,
     TaskTrained,
 )
+from tests.harness.builders.record_files import RecordConnection, tasks_of, write_records
 
 TASK = RecordTask(4, 2, 1, 0, 0, [])
 

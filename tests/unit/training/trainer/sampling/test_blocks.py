@@ -6,9 +6,9 @@ from collections import deque
 
 import pytest
 
-from training.trainer.sampling.blocks import BlockDealer
-from training.trainer.sampling.link import Granted
-from training.trainer_link.data_messages import UNKNOWN, Claim, PartitionTrained
+from p2pnode.training.trainer.sampling.blocks import BlockDealer
+from p2pnode.training.trainer.sampling.link import Granted
+from p2pnode.training.trainer_link.data_messages import UNKNOWN, Claim, PartitionTrained
 
 SIZE = 10
 

@@ -8,10 +8,10 @@ from multiprocessing.connection import Client
 
 import pytest
 
-from training.trainer.sampling.blocks import BlockDealer
-from training.trainer.sampling.bridge import Bridge, BridgeClient
-from training.trainer.sampling.link import Granted
-from training.trainer_link.data_messages import UNKNOWN, Claim
+from p2pnode.training.trainer.sampling.blocks import BlockDealer
+from p2pnode.training.trainer.sampling.bridge import Bridge, BridgeClient
+from p2pnode.training.trainer.sampling.link import Granted
+from p2pnode.training.trainer_link.data_messages import UNKNOWN, Claim
 
 PASS = (1, 1)
 LIMIT_S = 10.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from training.trainer.sampling.draws import ClaimProgress, Draws
-from training.trainer_link.data_messages import Claim, PartitionTrained
+from p2pnode.training.trainer.sampling.draws import ClaimProgress, Draws
+from p2pnode.training.trainer_link.data_messages import Claim, PartitionTrained
 
 
 def test_samples_are_trained_in_the_order_of_drawing() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from training.trainer.connection import DaemonGone
-from training.trainer.ranks import Ranks
-from training.trainer.sampling.link import DataLink, Granted, packed_state, unpacked_state
-from training.trainer_link.data_messages import (
+from p2pnode.training.trainer.connection import DaemonGone
+from p2pnode.training.trainer.ranks import Ranks
+from p2pnode.training.trainer.sampling.link import DataLink, Granted, packed_state, unpacked_state
+from p2pnode.training.trainer_link.data_messages import (
     UNKNOWN,
     Claim,
     DataGranted,
@@ -23,7 +23,7 @@ from training.trainer_link.data_messages import (
     DataWanted,
     PartitionTrained,
 )
-from training.trainer_link.messages import SignOfLife
+from p2pnode.training.trainer_link.messages import SignOfLife
 
 SHAPE = DataShape("samples", 100, 7)
 STREAM = DataShape("stream", 10, 7)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from p2pnode.training.sharing.messages import ShareData
+from p2pnode.training.trainer_link.data_messages import DataTrained, DataWanted
 from tests.harness.stubs.shared_data import DirectConnection, Script
-from training.sharing.messages import ShareData
-from training.trainer_link.data_messages import DataTrained, DataWanted
 
 
 class Numbers(Dataset[int]):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from p2pnode.training.trainer.sampling.shard import SwarmShard
 from tests.harness.stubs.shared_data import DirectConnection, Script
 from tests.unit.training.trainer.sampling.test_sampler import epoch, meet
-from training.trainer.sampling.shard import SwarmShard
 
 
 class Stream(IterableDataset[int]):
