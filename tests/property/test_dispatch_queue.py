@@ -63,8 +63,6 @@ class Model:
         self.tasks = [Entry() for _ in range(tasks)]
         self.pass_number = 1
         self.end = End.NO
-        self.saver, self.token, self.save_until = b"", 0, 0.0
-        self.save_s = 0.0
         #: (pass, task) → how often it counted as finished.
         self.counted: dict[tuple[int, int], int] = {}
 
@@ -183,7 +181,6 @@ class QueueMachine(RuleBasedStateMachine):
         for task in self.model.in_state("leased"):
             one = self.model.tasks[task]
             one.since, one.deadline, one.rearmed = self.now, self.now + one.duration, True
-        self.model.save_until = self.now + self.model.save_s
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 9.0, 11.0, 101.0, 201.0, 1e6]))
     def wait(self, seconds: float) -> None:
@@ -265,8 +262,6 @@ class QueueMachine(RuleBasedStateMachine):
         for task in mine:
             self.tentative.end_lease(task, Cause.DEATH)
         self.tentative.judge()
-        if self.tentative.saver == worker:
-            self.tentative.saver, self.tentative.save_s = b"", 0.0
         assert self.queue.worker_gone(worker) == len(mine)
 
     @rule(task=st.integers(-1, 5))
@@ -277,19 +272,6 @@ class QueueMachine(RuleBasedStateMachine):
             model.tasks[task].state = "failed"
             model.judge()
         assert self.queue.discard(task, "nobody can read it") is is_open
-
-    @rule(worker=st.sampled_from(WORKERS), seconds=st.sampled_from([5.0, 50.0]))
-    def ask_to_save(self, worker: bytes, seconds: float) -> None:
-        model = self.tentative
-        running = bool(model.saver) and model.save_until > self.now
-        answer = self.queue.request_save(worker, seconds)
-        assert answer.granted is (not running or model.saver == worker)
-        if answer.granted:
-            if not running:
-                model.token += 1
-            model.saver, model.save_s, model.save_until = worker, seconds, self.now + seconds
-        assert (answer.holder, answer.token) == (model.saver, model.token)
-        assert answer.left_s == model.save_until - self.now
 
     # -- what holds between the batches ----------------------------------------------------------------------------
 

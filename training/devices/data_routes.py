@@ -25,13 +25,12 @@ from p2pnode.training.trainer_link.data_messages import (
 )
 from p2pnode.training.trainer_link.engine_messages import EngineFromDaemon
 from p2pnode.training.trainer_link.record_messages import (
-    RecordsFromDaemon,
     RecordsFromTrainer,
     RecordsGranted,
     RecordsWanted,
 )
 
-ToTrainer = DataGranted | DataKnown | RecordsFromDaemon | EngineFromDaemon
+ToTrainer = DataGranted | DataKnown | RecordsGranted | EngineFromDaemon
 FromTrainer = DataFromTrainer | RecordsFromTrainer
 Place = tuple[int, int]
 

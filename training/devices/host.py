@@ -42,7 +42,7 @@ from p2pnode.training.trainer_link.interface import (
     TrainerLeft,
     Vector,
 )
-from p2pnode.training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
+from p2pnode.training.trainer_link.record_messages import RecordsFromTrainer, RecordsGranted
 
 
 class HostParts(NamedTuple):
@@ -353,7 +353,7 @@ class HostTrainer:
         """See `Trainer.on_data`."""
         self._routes.on_data(handler)
 
-    def send_data(self, message: DataFromDaemon | RecordsFromDaemon | EngineFromDaemon) -> None:
+    def send_data(self, message: DataFromDaemon | RecordsGranted | EngineFromDaemon) -> None:
         """See `Trainer.send_data`."""
         self._routes.to_trainers(message)
 

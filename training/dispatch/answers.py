@@ -155,16 +155,6 @@ class Handout:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveAnswer:
-    """Who may save the model: `holder` for `left_s` seconds. `token` rises with every change of the holder."""
-
-    granted: bool
-    holder: bytes
-    token: int
-    left_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class QueueStatus:
     """The queue as stored, for people. `todo + leased + done + failed == tasks` at every instant."""
 

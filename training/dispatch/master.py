@@ -51,8 +51,6 @@ from p2pnode.training.dispatch.messages import (
     RenewTasks,
     ReportDataset,
     ReportsTold,
-    RequestSave,
-    SaveTold,
     TaskTold,
     TryAgain,
     decode_request,
@@ -324,9 +322,6 @@ class MasterService:
                 if not _is_of(queue.registration, identity):
                     return ReportsTold([ReportAnswer.UNKNOWN for _ in held], self.counts())
                 return ReportsTold(await queue.renew(worker, held), self.counts())
-            case RequestSave(seconds):
-                saving = await queue.request_save(worker, seconds)
-                return SaveTold(saving.granted, saving.holder, saving.token, saving.left_s)
 
     async def _register(self, queue: StoredQueue, encoded: bytes) -> DatasetTold:
         table = await self._environment.executor.run(ChunkTable.decode, encoded)

@@ -116,12 +116,6 @@ class RenewTasks(msgspec.Struct, frozen=True, array_like=True, tag="renew"):
     held: HeldList
 
 
-class RequestSave(msgspec.Struct, frozen=True, array_like=True, tag="save"):
-    """May the sender save the model now? Answered by `SaveTold`."""
-
-    seconds: Annotated[float, Meta(gt=0, le=1e6)]
-
-
 # -- answers
 
 
@@ -163,15 +157,6 @@ class ReportsTold(msgspec.Struct, frozen=True, array_like=True, tag="reports"):
     counts: QueueCounts | None
 
 
-class SaveTold(msgspec.Struct, frozen=True, array_like=True, tag="saving"):
-    """Whether the sender may save, and who may, for how long."""
-
-    granted: bool
-    holder: Annotated[bytes, Meta(max_length=20)]
-    token: Counter
-    left_s: float
-
-
 class TryAgain(msgspec.Struct, frozen=True, array_like=True, tag="again"):
     """Nothing has happened. `record`: who serves, if it is not the receiver; None: wait a moment."""
 
@@ -179,10 +164,10 @@ class TryAgain(msgspec.Struct, frozen=True, array_like=True, tag="again"):
     record: MasterRecord | None = None
 
 
-DispatchRequest = ReportDataset | RegisterDataset | GetTask | FinishTask | FailTask | RenewTasks | RequestSave
-DispatchAnswer = DatasetTold | TaskTold | ReportsTold | SaveTold | TryAgain
+DispatchRequest = ReportDataset | RegisterDataset | GetTask | FinishTask | FailTask | RenewTasks
+DispatchAnswer = DatasetTold | TaskTold | ReportsTold | TryAgain
 
-A = TypeVar("A", DatasetTold, TaskTold, ReportsTold, SaveTold)
+A = TypeVar("A", DatasetTold, TaskTold, ReportsTold)
 
 _ENCODER = msgspec.msgpack.Encoder()
 _REQUESTS: msgspec.msgpack.Decoder[DispatchRequest] = msgspec.msgpack.Decoder(DispatchRequest)

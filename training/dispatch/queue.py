@@ -41,7 +41,6 @@ from p2pnode.training.dispatch.answers import (
     QueueStatus,
     Registration,
     ReportAnswer,
-    SaveAnswer,
     TaskDiscarded,
 )
 from p2pnode.training.errors import TrainingError
@@ -54,7 +53,6 @@ MEAN_OF = 20
 DUE_AT_ONCE = 16
 RETRY_FLOOR_S, RETRY_CEILING_S = 0.1, 5.0
 MAX_WORKER_BYTES = 64
-MAX_SAVE_S = 86400.0
 
 T = TypeVar("T")
 
@@ -105,14 +103,6 @@ class HeadRow(msgspec.Struct, array_like=True):
     observed: int = 0
 
 
-class SaveRow(msgspec.Struct, array_like=True):
-    """Who may save the model; an empty holder: nobody."""
-
-    holder: bytes = b""
-    token: int = 0
-    duration_s: float = 0.0
-
-
 @dataclass(slots=True)
 class Times:
     """When a lease was given and when it ends, on the clock of this process; never stored. `rearmed`: it was given
@@ -135,8 +125,6 @@ class TaskQueue:
         self.now = now
         self.registration = _read(rows, "registration", Registration)
         self.head = _read(rows, "head", HeadRow) or HeadRow()
-        self.save = _read(rows, "save", SaveRow) or SaveRow()
-        self.save_until = now + self.save.duration_s
         #: Worker → its leased tasks, in the order in which it got them.
         self.held_by: dict[bytes, dict[int, None]] = {}
         self._rows: dict[int, TaskRow] = {}
@@ -365,8 +353,6 @@ class TaskQueue:
         for task in tasks:
             self._end(self.row(task), Cause.DEATH)
         self._judge()
-        if self.save.holder == worker:
-            self._set_saver(SaveRow(b"", self.save.token, 0.0))
         return len(tasks)
 
     def expire(self) -> int:
@@ -403,23 +389,6 @@ class TaskQueue:
         if attempt < row.attempt:
             return ReportAnswer.SUPERSEDED
         return None if row.worker == worker else ReportAnswer.NOT_HOLDER
-
-    # -- the save lease --------------------------------------------------------------------------------------------
-
-    def request_save(self, holder: bytes, seconds: float) -> SaveAnswer:
-        """Who may save the model. The holder's own request renews its lease and keeps its token."""
-        self._check(holder)
-        if not 0 < seconds <= MAX_SAVE_S:
-            raise BadRequestToQueue(f"a save lease lasts up to {MAX_SAVE_S:.0f} s, not {seconds} s")
-        row, runs = self.save, bool(self.save.holder) and self.save_until > self.now
-        if runs and row.holder != holder:
-            return SaveAnswer(False, row.holder, row.token, self.save_until - self.now)
-        self._set_saver(SaveRow(holder, row.token if runs else row.token + 1, seconds))
-        return SaveAnswer(True, holder, self.save.token, seconds)
-
-    def _set_saver(self, row: SaveRow) -> None:
-        self.save = self._changed["save"] = row
-        self.save_until = self.now + row.duration_s
 
     # -- changes ---------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,6 @@ from p2pnode.training.dispatch.answers import (
     QueueStatus,
     Registration,
     ReportAnswer,
-    SaveAnswer,
 )
 from p2pnode.training.dispatch.chunks import BadDataset, ChunkTable, DatasetDiffers, FileSummary, difference, digest_of
 from p2pnode.training.dispatch.queue import MAX_TASKS, StateDamaged, TaskQueue
@@ -182,9 +181,6 @@ class StoredQueue:
 
     async def discard(self, task: int, reason: str) -> bool:
         return await self._ask(lambda: self._queue.discard(task, reason))
-
-    async def request_save(self, holder: bytes, seconds: float) -> SaveAnswer:
-        return await self._ask(lambda: self._queue.request_save(holder, seconds))
 
     def _check_trained(self, task: int, trained: int) -> None:
         facts, table = self.registration, self._table

@@ -35,8 +35,6 @@ from p2pnode.training.dispatch.messages import (
     RenewTasks,
     ReportDataset,
     ReportsTold,
-    RequestSave,
-    SaveTold,
     TaskTold,
 )
 from p2pnode.training.trainer_link.interface import Trainer
@@ -49,8 +47,6 @@ from p2pnode.training.trainer_link.record_messages import (
     RecordsUnreadable,
     RecordsWanted,
     RecordTask,
-    SaveGranted,
-    SaveWanted,
 )
 
 #: Tasks that wait for the trainer beside the one that it draws from.
@@ -187,8 +183,6 @@ class RecordsService:
                 self.held.report(message.step, message.trained)
             case RecordsUnreadable():
                 self._on_unreadable(message)
-            case SaveWanted():
-                self._run(self._ask_to_save(message))
 
     def _serve(self) -> None:
         """Answer the trainer, if there is an answer."""
@@ -223,10 +217,6 @@ class RecordsService:
         self._log.error("dispatch_task_failed", task=message.task, cause=str(cause), reason=message.reason)
         self._give_back(Complete(*key, trained=held.counted), cause, message.reason)
         self._wake_fetch.set()
-
-    async def _ask_to_save(self, message: SaveWanted) -> None:
-        told = await self.client.ask(self._genesis, RequestSave(message.seconds), SaveTold)
-        self._trainer.send_data(SaveGranted(message.number, told.granted))
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ from p2pnode.training.trainer_link.interface import (
     TrainerLeft,
     Vector,
 )
-from p2pnode.training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
+from p2pnode.training.trainer_link.record_messages import RecordsFromTrainer, RecordsGranted
 from p2pnode.training.trainer_link.shared_memory import SharedVectors, TrainerMemory
 
 Answer = TypeVar(
@@ -286,7 +286,7 @@ class ProcessTrainer:
         if self._session is not None:
             self._session.on_data(handler)
 
-    def send_data(self, message: DataFromDaemon | RecordsFromDaemon | EngineFromDaemon) -> None:
+    def send_data(self, message: DataFromDaemon | RecordsGranted | EngineFromDaemon) -> None:
         """See `Trainer.send_data`."""
         self._send(message)
 

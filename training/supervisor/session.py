@@ -40,7 +40,6 @@ from p2pnode.training.trainer_link.record_messages import (
     RecordsTrained,
     RecordsUnreadable,
     RecordsWanted,
-    SaveWanted,
 )
 
 #: The path of a Unix socket is limited to 108 bytes on Linux and 104 on macOS, with the terminating zero.
@@ -315,7 +314,7 @@ class TrainerSession:
             case messages.Hello() | messages.Ready() | EngineOpened():
                 self._uses_engine = self._uses_engine or isinstance(message, EngineOpened)
                 self._opening.put_nowait(message)
-            case DataOpened() | DataWanted() | RecordsOpened() | RecordsWanted() | RecordsUnreadable() | SaveWanted():
+            case DataOpened() | DataWanted() | RecordsOpened() | RecordsWanted() | RecordsUnreadable():
                 self._on_data(message)
             case DataTrained() | RecordsTrained():
                 # What a cancelled turn trained does not reach the model.

@@ -20,7 +20,7 @@ from p2pnode.training.errors import TrainingError
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.data_messages import DataGranted, DataKnown
 from p2pnode.training.trainer_link.interface import TrainerFailed
-from p2pnode.training.trainer_link.record_messages import RecordsGranted, SaveGranted
+from p2pnode.training.trainer_link.record_messages import RecordsGranted
 from p2pnode.training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWanted
 
 #: Progress is sent at most this often.
@@ -64,7 +64,6 @@ class DaemonConnection:
         self.known: DataKnown | None = None
         self._granted: queue.SimpleQueue[DataGranted] = queue.SimpleQueue()
         self._records: queue.SimpleQueue[RecordsGranted] = queue.SimpleQueue()
-        self._saves: queue.SimpleQueue[SaveGranted] = queue.SimpleQueue()
         #: What the next step is; None: look whether the order is to be abandoned.
         self._answers: queue.SimpleQueue[StepAnswered | None] = queue.SimpleQueue()
         self._asked = 0
@@ -154,13 +153,6 @@ class DaemonConnection:
         except queue.Empty:
             return None
 
-    def receive_save(self, timeout_s: float) -> SaveGranted | None:
-        """The next answer to a `SaveWanted`; None after `timeout_s`."""
-        try:
-            return self._saves.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-
     def receive_start(self) -> messages.Start:
         """The daemon's first message."""
         message = self.receive()
@@ -214,9 +206,6 @@ class DaemonConnection:
                         continue
                     if isinstance(message, RecordsGranted):
                         self._records.put(message)
-                        continue
-                    if isinstance(message, SaveGranted):
-                        self._saves.put(message)
                         continue
                     self.stopping = self.stopping or isinstance(message, messages.RunEnded | messages.Stop)
                     self._inbox.put(message)

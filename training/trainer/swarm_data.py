@@ -15,9 +15,6 @@ from p2pnode.training.trainer.sampling.sampler import SwarmSampler
 from p2pnode.training.trainer.sampling.shard import SwarmShard
 from p2pnode.training.trainer.sampling.shared_data import SharedData
 
-#: How long a node may save that asked for it, unless it says otherwise.
-SAVE_S = 60.0
-
 
 class SwarmData:
     """A script's way to its data. `flush` ends the turn under way, if it has optimiser steps."""
@@ -54,8 +51,3 @@ class SwarmData:
         under torchrun; and for files that cannot be read.
         """
         return self._data.records(decode, self._flush)
-
-    def may_save(self, seconds: float = SAVE_S) -> bool:
-        """Whether this node, and no other, may save the model now, for `seconds`; asks the master, and waits until it
-        answers. Raises `ValueError` unless `dispatch.source` is "master"."""
-        return self._data.may_save(seconds)

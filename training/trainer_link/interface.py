@@ -21,7 +21,7 @@ from p2pnode.training.failures import cause_of
 from p2pnode.training.layout import Layout
 from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from p2pnode.training.trainer_link.engine_messages import EngineFromDaemon, EngineOpened, EngineSaid
-from p2pnode.training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
+from p2pnode.training.trainer_link.record_messages import RecordsFromTrainer, RecordsGranted
 
 Vector = npt.NDArray[np.float32]
 
@@ -304,7 +304,7 @@ class Trainer(Protocol):
         (`training.dispatch`) that the trainer sends; replaces the previous handler."""
         ...
 
-    def send_data(self, message: DataFromDaemon | RecordsFromDaemon | EngineFromDaemon) -> None:
+    def send_data(self, message: DataFromDaemon | RecordsGranted | EngineFromDaemon) -> None:
         """Send a message about shared data, records or an engine; without a running trainer nothing happens."""
         ...
 

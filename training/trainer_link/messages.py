@@ -28,7 +28,7 @@ from p2pnode.training.trainer_link.interface import (
     StepReport,
     TrainerHello,
 )
-from p2pnode.training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer, RecordSource
+from p2pnode.training.trainer_link.record_messages import RecordsFromTrainer, RecordsGranted, RecordSource
 from p2pnode.training.trainer_link.step_messages import StepAnswered, StepWanted
 
 #: Environment variables for the trainer: the path of the socket, and the daemon's process id.
@@ -267,7 +267,7 @@ FromDaemon = (
     | RunEnded
     | Stop
     | DataFromDaemon
-    | RecordsFromDaemon
+    | RecordsGranted
     | EngineFromDaemon
 )
 FromTrainer = (

@@ -88,13 +88,6 @@ class RecordsUnreadable(msgspec.Struct, frozen=True, tag="records_unreadable"):
     missing: bool
 
 
-class SaveWanted(msgspec.Struct, frozen=True, tag="save_wanted"):
-    """Asks whether this node may save the model now, for `seconds`; answered by a `SaveGranted`."""
-
-    number: int
-    seconds: Annotated[float, Meta(gt=0, le=1e6)]
-
-
 class RecordsGranted(msgspec.Struct, frozen=True, tag="records_granted"):
     """The answer to `RecordsWanted`. Without a task there is none now, or, where it `is_over`, none will ever be."""
 
@@ -103,12 +96,4 @@ class RecordsGranted(msgspec.Struct, frozen=True, tag="records_granted"):
     is_over: bool = False
 
 
-class SaveGranted(msgspec.Struct, frozen=True, tag="save_granted"):
-    """The answer to `SaveWanted`."""
-
-    number: int
-    granted: bool
-
-
-RecordsFromDaemon = RecordsGranted | SaveGranted
-RecordsFromTrainer = RecordsOpened | RecordsWanted | RecordsTrained | RecordsUnreadable | SaveWanted
+RecordsFromTrainer = RecordsOpened | RecordsWanted | RecordsTrained | RecordsUnreadable

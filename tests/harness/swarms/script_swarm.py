@@ -41,7 +41,7 @@ from p2pnode.training.trainer_link.interface import (
     TrainerLeft,
     Vector,
 )
-from p2pnode.training.trainer_link.record_messages import RecordsFromDaemon
+from p2pnode.training.trainer_link.record_messages import RecordsGranted
 from p2pnode.training.trainer_link.shared_memory import SharedVectors
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.swarm import Swarm
@@ -143,7 +143,7 @@ class ScriptTrainer(StubTrainer):
                 await self._granted.wait()
                 self._granted.clear()
 
-    def send_data(self, message: DataFromDaemon | RecordsFromDaemon | EngineFromDaemon) -> None:
+    def send_data(self, message: DataFromDaemon | RecordsGranted | EngineFromDaemon) -> None:
         if self._state == "running":
             self._send(message)
             if isinstance(message, DataGranted):

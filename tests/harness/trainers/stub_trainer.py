@@ -35,7 +35,7 @@ from p2pnode.training.trainer_link.interface import (
     TrainerLeft,
     Vector,
 )
-from p2pnode.training.trainer_link.record_messages import RecordsFromDaemon, RecordsFromTrainer
+from p2pnode.training.trainer_link.record_messages import RecordsFromTrainer, RecordsGranted
 
 #: Deltas are multiples of this.
 UNIT = 1.0 / 1024.0
@@ -138,7 +138,7 @@ class StubTrainer:
         self._hanging: asyncio.Event | None = None
         #: Called with what a script would send about shared data; `granted` are the answers.
         self.send_to_daemon: Callable[[DataFromTrainer | RecordsFromTrainer], None] | None = None
-        self.granted: list[DataFromDaemon | RecordsFromDaemon | EngineFromDaemon] = []
+        self.granted: list[DataFromDaemon | RecordsGranted | EngineFromDaemon] = []
         self.is_script = False
         self._leaves_after: int | None = None
         self._finishing_s = 0.0
@@ -321,7 +321,7 @@ class StubTrainer:
     def on_data(self, handler: Callable[[DataFromTrainer | RecordsFromTrainer], None]) -> None:
         self.send_to_daemon = handler
 
-    def send_data(self, message: DataFromDaemon | RecordsFromDaemon | EngineFromDaemon) -> None:
+    def send_data(self, message: DataFromDaemon | RecordsGranted | EngineFromDaemon) -> None:
         self.granted.append(message)
 
     def on_engine(self, handler: Callable[[EngineSaid], None]) -> None:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone
+from p2pnode.training.trainer.connection import DaemonConnection
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.records.dataset import SwarmRecords
 from p2pnode.training.trainer.records.file_stream import RecordFileStream
 from p2pnode.training.trainer.records.opening import open_files, open_tasks
 from p2pnode.training.trainer.records.record_draws import Decode, RecordDraws
-from p2pnode.training.trainer.records.task_source import POLL_S
 from p2pnode.training.trainer.sampling.link import DataLink, packed_state, unpacked_state
 from p2pnode.training.trainer.sampling.sampler import SwarmSampler
 from p2pnode.training.trainer.sampling.shard import SwarmShard
 from p2pnode.training.trainer_link.data_messages import DataShape
 from p2pnode.training.trainer_link.interface import TrainerFailed
-from p2pnode.training.trainer_link.messages import SignOfLife, Start
-from p2pnode.training.trainer_link.record_messages import RecordSource, SaveWanted
+from p2pnode.training.trainer_link.messages import Start
+from p2pnode.training.trainer_link.record_messages import RecordSource
 
 #: Seeds travel between ranks as int64.
 MAX_SEED = 1 << 62
@@ -49,7 +47,6 @@ class SharedData:
         self._source: RecordSource | None = None
         self._node_seed = 0
         self._records: SwarmRecords | None = None
-        self._saves = 0
         self._begins_anew = False
 
     def begin(self, start: Start) -> None:
@@ -111,21 +108,6 @@ class SharedData:
                 self._warn("data_position_not_restored", str(error))
         self._records = SwarmRecords(RecordDraws(tasks, decode), flush)
         return self._records
-
-    def may_save(self, seconds: float) -> bool:
-        """See `SwarmData.may_save`."""
-        source, connection = self._source, self._connection
-        if source is None or source.source != "master" or connection is None:
-            raise ValueError('swarm.may_save asks the master: it needs dispatch.source = "master"')
-        self._saves += 1
-        with contextlib.suppress(DaemonGone):
-            connection.send(SaveWanted(self._saves, seconds))
-            while not connection.stopping and not connection.lost:
-                answer = connection.receive_save(POLL_S)
-                if answer is not None and answer.number == self._saves:
-                    return answer.granted
-                connection.send(SignOfLife())
-        return False
 
     def _need_no_other(self) -> None:
         if self._link is not None or self._records is not None:

@@ -1,4 +1,4 @@
-"""Transitions of the task queue: the golden traces of task queues, the failure budgets, and the save lease."""
+"""Transitions of the task queue: the golden traces of task queues, and the failure budgets."""
 
 from __future__ import annotations
 
@@ -256,29 +256,6 @@ def test_causes_are_counted_apart() -> None:
     bench.commit(lambda queue: queue.worker_gone(ANN))
     assert TaskDiscarded(0, 7, "death", 1, 1, 3) in bench.events
     assert bench.get().answer is Answer.ALL_FAILED
-
-
-def test_renewing_the_save_lease_replaces_its_end() -> None:
-    """A holder that asks again has the lease for the new time under the same token; another gets it, and a new token,
-    only after that; a restart keeps it, and a death gives it back."""
-    bench = Bench()
-    first = bench.commit(lambda queue: queue.request_save(ANN, 10))
-    bench.now += 8
-    again = bench.commit(lambda queue: queue.request_save(ANN, 10))
-    bench.now += 8
-    refused = bench.commit(lambda queue: queue.request_save(BOB, 10))
-    assert (first.token, again.token, again.granted) == (1, 1, True)
-    assert (refused.granted, refused.holder, refused.left_s) == (False, ANN, 2.0)
-
-    bench.restart()
-    assert not bench.commit(lambda queue: queue.request_save(BOB, 10)).granted
-    bench.now += 10
-    taken = bench.commit(lambda queue: queue.request_save(BOB, 10))
-    assert (taken.granted, taken.token) == (True, 2)
-    bench.commit(lambda queue: queue.worker_gone(BOB))
-    assert bench.commit(lambda queue: queue.request_save(ANN, 10)).token == 3
-    with pytest.raises(BadRequestToQueue):
-        bench.commit(lambda queue: queue.request_save(ANN, float("nan")))
 
 
 # -- leases ----------------------------------------------------------------------------------------------------------

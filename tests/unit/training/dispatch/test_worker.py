@@ -22,8 +22,6 @@ from p2pnode.training.dispatch.messages import (
     RenewTasks,
     ReportDataset,
     ReportsTold,
-    RequestSave,
-    SaveTold,
     TaskTold,
 )
 from p2pnode.training.dispatch.worker import RecordsService
@@ -33,8 +31,6 @@ from p2pnode.training.trainer_link.record_messages import (
     RecordsTrained,
     RecordsUnreadable,
     RecordsWanted,
-    SaveGranted,
-    SaveWanted,
     TaskTrained,
 )
 from tests.harness.environment.simulated import ListLog, MemoryDisk, make_environment
@@ -88,8 +84,6 @@ class Master:
                 return ReportsTold([ReportAnswer.RETURNED], None)
             case RenewTasks(_, held):
                 return ReportsTold([self.renewed for _ in held], None)
-            case RequestSave():
-                return SaveTold(True, b"n" * 20, 1, 60.0)
         raise AssertionError(request)
 
     def of(self, kind: type) -> list[Any]:
@@ -315,17 +309,6 @@ def test_a_damaged_position_is_left_out(content: bytes) -> None:
         assert bench.trainer.granted == [(1, 0)]
 
     played(scenario, disk)
-
-
-def test_the_trainer_asks_whether_it_may_save() -> None:
-    """The master's answer goes back under the same number."""
-
-    async def scenario(bench: Bench) -> None:
-        bench.service.on_trainer(SaveWanted(7, 60.0))
-        await asyncio.sleep(0.1)
-        assert bench.trainer.sent[-1] == SaveGranted(7, True)
-
-    played(scenario)
 
 
 @pytest.mark.parametrize("kind", [ReportDataset, GetTask, FinishTask, RenewTasks])

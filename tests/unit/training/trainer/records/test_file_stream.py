@@ -73,12 +73,10 @@ def test_what_is_not_possible_is_said(tmp_path: Path, source: str | None, ranks:
 
 
 def test_records_are_the_only_data_of_a_script(folder: Path) -> None:
-    """`swarm.step` counts one of them; and only a master says who may save."""
+    """`swarm.step` counts one of them."""
     data = SharedData(Ranks(0, 1, "cpu"), cast(DaemonConnection, RecordConnection([])), lambda *_: None)
     data.begin(start(folder, "local"))
     data.records(None, lambda: None)
 
     with pytest.raises(ValueError, match="shares a data set already"):
         data.sampler(10, shuffle=True, nodes=1.0)
-    with pytest.raises(ValueError, match=r'dispatch.source = "master"'):
-        data.may_save(60.0)
