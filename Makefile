@@ -11,7 +11,7 @@ DEPLOY := $(VENV)/.deploy
 SITE := $(VENV)/.site
 BROWSER := $(VENV)/.browser
 # pip, with the time to go on a terminal.
-INSTALL := $(BIN)/python .ci/install.py
+INSTALL := $(BIN)/python -m tools.install
 ARGS ?=
 
 # The oldest supported version first: constraints.txt was resolved with it.
@@ -111,19 +111,19 @@ check: $(STAMP) ## Format, lint, types, import rules and known advisories, all a
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python .ci/audit.py
+	$(BIN)/python -m tools.audit
 
 format: $(STAMP) ## Format the code as `check` requires
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# MkDocs with its theme, 30 MB. Tests that build no site check the same links.
+# MkDocs with its theme and what reads docstrings, 30 MB. Tests that build no site check the same links.
 $(SITE): $(STAMP)
 	@$(INSTALL) -c constraints.txt -e ".[docs]"
 	@touch $@
 
-generated: $(STAMP) ## Write what is generated from the code: node.toml, docs/config.md and the pages of the APIs
-	$(BIN)/python -m documentation
+generated: $(STAMP) ## Write what is generated from the code: node.toml, docs/config.md, the HTTP API and the metrics
+	$(BIN)/python -m tools.pages
 
 docs: $(SITE) generated ## Generate those files, and build the documentation into build/site; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

@@ -4,7 +4,7 @@ The number follows from three bounds. Each shard costs every node the same heade
 its size, so a shard should be large. It is also what one owner adds, sends and hands over at a time, so it should not
 be larger than a frame: `SHARD_VALUES` are one frame of 1 MiB in bfloat16. And shards are placed by hashes, so of fewer
 than `SHARDS_PER_NODE` per node the busiest owner has far more than its share
-(`documentation.scale.busiest_share`). The number is a power of two: a model that grows a little keeps it.
+(`tools.scale_page.busiest_share`). The number is a power of two: a model that grows a little keeps it.
 
 The founder chooses it, every other node takes it over, and a later start remembers it: a run keeps the shards that it
 was founded with. Pure.

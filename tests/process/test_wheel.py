@@ -18,12 +18,12 @@ from tests.harness.project.repository import PACKAGES, ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 #: Folders of this repository, which a user's project has as well.
-NAMES = ("training", "overlay", "tests", "benchmarks", "documentation", "tools")
+NAMES = ("training", "overlay", "tests", "benchmarks", "tools")
 SCRIPT = """
 from pathlib import Path
 import torch
 import p2pnode
-import training, overlay, tests, benchmarks, documentation, tools
+import training, overlay, tests, benchmarks, tools
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 swarm = p2pnode.attach(model, optimizer)
@@ -31,7 +31,7 @@ while not swarm.done:
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     swarm.step()
-mine = all(one.MINE for one in (training, overlay, tests, benchmarks, documentation, tools))
+mine = all(one.MINE for one in (training, overlay, tests, benchmarks, tools))
 Path("finds").write_text(f"step {swarm.step_number}, {mine}")
 """
 

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import http.server
-import importlib.util
 import json
 import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from tests.harness.project.repository import ROOT
-
-
-def audit() -> ModuleType:
-    found = importlib.util.spec_from_file_location("project_audit", ROOT / ".ci" / "audit.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
-
+from tools import audit
 
 SOUND = {"name": "numpy", "version": "2.4.6", "vulns": []}
 ILL = {"name": "aiohttp", "version": "1.0", "vulns": [{"id": "PYSEC-1", "fix_versions": ["1.1", "2.0"]}]}
@@ -44,7 +33,7 @@ UNKNOWN = {"name": "torch", "skip_reason": "not found"}
 )
 def test_a_report_is_judged(entries: list[dict[str, Any]], exit_code: int, words: list[str]) -> None:
     """An advisory fails and names package, advisory and remedy; what could not be audited is reported."""
-    verdict = audit().judge({"dependencies": entries})
+    verdict = audit.judge({"dependencies": entries})
 
     assert verdict.exit_code == exit_code
     assert all(word in "\n".join(verdict.lines) for word in words)
@@ -63,7 +52,7 @@ def test_no_database_is_a_skip_with_its_reason(
 
     monkeypatch.setattr(subprocess, "run", run)
 
-    assert audit().main() == 0
+    assert audit.main() == 0
     said = capsys.readouterr().out
     assert "audit skipped" in said
     assert ("did not answer" if failure == "silence" else "Could not connect") in said
@@ -118,18 +107,17 @@ def test_the_real_tool_with_a_database_that_knows_an_advisory(
 ) -> None:
     """pip-audit itself asks a database on the loopback. A known advisory of a pin fails the check and is named. Without
     one it passes, with the number of pins audited."""
-    module = audit()
     file = tmp_path / "constraints.txt"
     file.write_text(pins, encoding="utf-8")
-    monkeypatch.setattr(module, "PINS", file)
+    monkeypatch.setattr(audit, "PINS", file)
     real = subprocess.run
 
     def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[str]:
         return real([*command, "--vulnerability-service", "osv", "--osv-url", osv], **settings)
 
-    monkeypatch.setattr(module.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
 
-    assert module.main() == exit_code
+    assert audit.main() == exit_code
     said = capsys.readouterr().out
     assert "audited" in said, said
     assert ("structlog 26.1.0: PYSEC-2026-1, mended in 99.0" in said) == bool(exit_code)
@@ -137,5 +125,5 @@ def test_the_real_tool_with_a_database_that_knows_an_advisory(
 
 def test_make_check_runs_the_audit() -> None:
     """The check that CI runs includes it, and its tool is pinned."""
-    assert "$(BIN)/python .ci/audit.py" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "$(BIN)/python -m tools.audit" in (ROOT / "Makefile").read_text(encoding="utf-8")
     assert "\npip_audit==" in (ROOT / "constraints.txt").read_text(encoding="utf-8")

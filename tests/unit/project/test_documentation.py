@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,17 +13,20 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from documentation import site
-from documentation.http_api import http_page
-from documentation.metrics import families, metrics_page
-from documentation.python_api import SECTIONS, Entry, public_members, python_page
 from p2pnode.config.load import load
 from tests.harness.project.documents import FENCE
 from tests.harness.project.exposition import known_families
 from tests.harness.project.repository import ROOT
+from tools import site_hooks as site
+from tools.http_page import http_page
+from tools.metrics_page import families, metrics_page
 
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))
 DOCUMENTS = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md", *PAGES]
+#: The names of docs/python-api.md; a longer one with the heading it has there.
+API = re.findall(r"^::: (\S+)", (ROOT / "docs/python-api.md").read_text(encoding="utf-8"), re.MULTILINE) + [
+    "p2pnode.attach"
+]
 LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
 
 
@@ -50,7 +55,7 @@ def anchors(document: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("page", "made"),
-    [("docs/http-api.md", http_page), ("docs/python-api.md", python_page), ("docs/metrics.md", metrics_page)],
+    [("docs/http-api.md", http_page), ("docs/metrics.md", metrics_page)],
 )
 def test_generated_pages_equal_the_code(page: str, made: object) -> None:
     """The page at hand is the one the code generates; `make generated` renews it."""
@@ -130,8 +135,6 @@ def test_python_snippets_are_python_of_this_version() -> None:
     """Each block compiles, and what it takes from p2pnode, `swarm` or `engine` is documented in the Python API."""
     known, unknown, count = documented(), set(), 0
     for document, block in blocks("python"):
-        if document == "docs/python-api.md":  # signatures alone
-            continue
         count += 1
         for node in ast.walk(ast.parse(block, document)):
             if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)):
@@ -144,14 +147,32 @@ def test_python_snippets_are_python_of_this_version() -> None:
 
 
 def documented() -> dict[str, set[str]]:
-    """By the name that snippets give to an object: the attributes that the Python API documents."""
-    entries: dict[str, Entry] = {entry.shown: entry for _, _, listed in SECTIONS for entry in listed}
-    engines = ("PeerToPeer", "ParameterServer", "MapReduce")
+    """By the name that snippets give to an object: its public attributes, those that its methods set included."""
+    engines = ("peer.engine.PeerToPeer", "server.engine.ParameterServer", "mapreduce.engine.MapReduce")
     return {
-        "p2pnode": {shown.removeprefix("p2pnode.") for shown in entries if shown.startswith("p2pnode.")},
-        "swarm": public_members(ROOT, entries["AttachedSwarm"]),
-        "engine": set().union(*(public_members(ROOT, entries[name]) for name in engines)),
+        "p2pnode": {name.removeprefix("p2pnode.") for name in API if name.startswith("p2pnode.")},
+        "swarm": attributes("p2pnode.training.trainer.attached_swarm.AttachedSwarm"),
+        "engine": set().union(*(attributes(f"p2pnode.training.engines.{name}") for name in engines)),
     }
+
+
+def attributes(name: str) -> set[str]:
+    assert name in API
+    found = set()
+    for base in pkgutil.resolve_name(name).__mro__[:-1]:
+        found |= set(vars(base)) | set(re.findall(r"self\.(\w+)(?:: [^=]+)? = ", inspect.getsource(base)))
+    return {one for one in found if not one.startswith("_")}
+
+
+def test_every_name_of_the_python_api_exists() -> None:
+    """The site can describe what docs/python-api.md lists: each name, or the class in a module of another library."""
+    for name in API:
+        module, _, attribute = name.rpartition(".")
+        if module.startswith("p2pnode.integrations."):
+            source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
+            assert f"class {attribute}(" in source
+        else:
+            assert pkgutil.resolve_name(name).__doc__, name
 
 
 def test_an_attribute_that_does_not_exist_is_noticed() -> None:

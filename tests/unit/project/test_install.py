@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from p2pnode import screen
 from tests.harness.project.repository import ROOT
+from tools import install
 
-SCRIPT = ROOT / ".ci" / "install.py"
 MB = 1e6
-
-
-def module() -> ModuleType:
-    found = importlib.util.spec_from_file_location("project_install", SCRIPT)
-    assert found is not None
-    assert found.loader is not None
-    made = importlib.util.module_from_spec(found)
-    found.loader.exec_module(made)
-    return made
-
-
-INSTALL = module()
 
 #: Lines of pip 23.2 and 25.3, shortened.
 LINES = """\
@@ -54,7 +40,7 @@ Successfully installed six-1.17.0
 
 def test_pip_s_lines_say_what_goes_on() -> None:
     """What is looked for, built, downloaded and installed, each with what there is to count."""
-    progress, seen = INSTALL.Progress(), []
+    progress, seen = install.Progress(), []
     for line in LINES.splitlines():
         progress.read(line)
         seen.append(progress.view(arrived_bytes=50 * MB, installed=4))
@@ -129,10 +115,10 @@ def test_a_terminal_shows_bytes_and_packages_as_they_arrive(
             super().show(done, total, unit, what)
 
     monkeypatch.setattr(screen, "ProgressBar", Bar)
-    monkeypatch.setattr(INSTALL, "LOOK_S", 0.01)
+    monkeypatch.setattr(install, "LOOK_S", 0.01)
     terminal = Terminal()
     pip = [sys.executable, str(tmp_path / "stub.py"), str(packages), str(shown)]
-    assert INSTALL.install([str(code)], terminal, pip, packages) == code
+    assert install.install([str(code)], terminal, pip, packages) == code
     assert ("WARNING: a detail\n" in terminal.getvalue()) == (code != 0)
     assert terminal.getvalue().endswith("ERROR: what is wrong\n")
 
@@ -141,14 +127,15 @@ def test_without_a_terminal_it_is_plain_pip(tmp_path: Path, capfd: pytest.Captur
     """One `-qq` run with the same arguments, its output untouched."""
     (tmp_path / "stub.py").write_text(STUB)
     pip = [sys.executable, str(tmp_path / "stub.py"), "", ""]
-    assert INSTALL.install(["-e", ".[torch,dev]"], io.StringIO(), pip) == 3
+    assert install.install(["-e", ".[torch,dev]"], io.StringIO(), pip) == 3
     assert capfd.readouterr().out == "-qq -e .[torch,dev]\n"
 
 
 def test_it_runs_before_anything_is_installed() -> None:
     """With the standard library alone, in a new environment; pip's own exit code for a package that does not exist."""
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"import runpy; runpy.run_path({str(SCRIPT)!r}, run_name='install')"],
+        [sys.executable, "-E", "-S", "-c", "import tools.install"],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -159,6 +146,6 @@ def test_it_runs_before_anything_is_installed() -> None:
 def test_the_makefile_installs_with_it() -> None:
     """Every environment that a target creates; `pins` resolves in another one."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert "INSTALL := $(BIN)/python .ci/install.py\n" in text
+    assert "INSTALL := $(BIN)/python -m tools.install\n" in text
     assert text.count("@$(INSTALL) -c constraints.txt -e ") == 5
     assert text.count("pip install") == 1

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.record import FIGURES, load
-from documentation.scale import (
+from p2pnode.lifecycle.memory_budget import budget
+from p2pnode.overlay.discovery.placement import rank
+from p2pnode.overlay.ids import key_id
+from tests.harness.builders.peers import ids
+from tests.harness.project.repository import ROOT
+from tools.scale_page import (
     DELAY_S,
     MACHINE_BYTES,
     MBIT_BYTES_PER_S,
@@ -25,15 +30,10 @@ from documentation.scale import (
     requests,
     scale_page,
 )
-from p2pnode.lifecycle.memory_budget import budget
-from p2pnode.overlay.discovery.placement import rank
-from p2pnode.overlay.ids import key_id
-from tests.harness.builders.peers import ids
-from tests.harness.project.repository import ROOT
 
 
 def test_the_page_is_what_the_command_writes() -> None:
-    """`python -m documentation` changes nothing."""
+    """`make generated` changes nothing."""
     text = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 
     assert scale_page(text) == text

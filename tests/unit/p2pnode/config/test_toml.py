@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from documentation.config import config_page
 from p2pnode.config.load import Override, load
 from p2pnode.config.settings import KEYS, Config
 from p2pnode.config.toml import WHAT_MATTERS, node_toml, template, toml
 from p2pnode.config.values import description_of
 from tests.harness.project.repository import ROOT
+from tools.config_page import config_page
 
 
 @pytest.mark.parametrize(("name", "text"), [("node.toml", template()), ("docs/config.md", config_page())])
 def test_generated_files_equal_the_code(name: str, text: str) -> None:
-    """The file at hand is the one the code generates; `python -m documentation` renews it."""
+    """The file at hand is the one the code generates; `make generated` renews it."""
     assert (ROOT / name).read_text(encoding="utf-8") == text
 
 

@@ -12,7 +12,7 @@ Schema = dict[str, Any]
 _HEAD = """\
 # HTTP API
 
-Generated from the code by `python -m documentation`; a test keeps it equal. Do not edit it by hand.
+Generated from the code by `make generated`; a test keeps it equal. Do not edit it by hand.
 
 A node answers on `status.host` and `status.port`, by default `http://127.0.0.1:8080`. For programs it publishes the
 same as `/openapi.json` (OpenAPI 3.1). Answers are JSON unless the table says otherwise.

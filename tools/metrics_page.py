@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 _HEAD = """\
 # Metrics
 
-Generated from the code by `python -m documentation`; a test keeps it equal. Do not edit it by hand.
+Generated from the code by `make generated`; a test keeps it equal. Do not edit it by hand.
 
 `GET /metrics` has these families in Prometheus' text format. A node writes those that it has a value for: those of
 named values, devices, records and servers only where there are any. Counters begin at 0 with each start of the daemon.

@@ -18,6 +18,8 @@ DOCS = "docs"
 PLACE = "repository"
 #: A link or an image: its text, its target, and the part behind `#`.
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+#: How docstrings name a page.
+DOCSTRING_LINK = re.compile(r"\(docs/([\w-]+)\.md\)")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".json": "json", ".conf": "ini"}
 #: Kept by git, or worth no page.
 SKIPPED = {"__pycache__"}
@@ -36,6 +38,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Let the links of a page in docs/ lead to those pages."""
     uri = page.file.src_uri
     return markdown if uri.startswith(PLACE + "/") else relinked(markdown, f"{DOCS}/{uri}", ROOT)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Let a docstring that names a page of docs/ lead to it."""
+    return DOCSTRING_LINK.sub(r'(<a href="\1.html">\1.md</a>)', html) if page.file.src_uri == "python-api.md" else html
 
 
 def outside(root: Path) -> list[str]:

@@ -11,7 +11,7 @@ from p2pnode.errors import LASTING, MEANINGS, SCRIPTS_OWN, ExitCode
 _HEAD = """\
 # Configuration
 
-Generated from the code by `python -m documentation`; a test keeps it equal. Do not edit it by hand.
+Generated from the code by `make generated`; a test keeps it equal. Do not edit it by hand.
 
 A value is taken from the first of these sources that contains it:
 

@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, TextIO
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from p2pnode.screen import is_redrawable, progress_bar
 
 PIP = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check")
