@@ -50,13 +50,11 @@ class CompressorName(StrEnum):
 
 
 class FormatName(StrEnum):
-    """What can be converted; auto: by the name of each file, else by its first bytes."""
+    """What can be converted; auto: by the name of each file."""
 
     AUTO = "auto"
     TEXT = "text"
     JSONL = "jsonl"
-    CSV = "csv"
-    IDX = "idx"
     NPZ = "npz"
 
 
@@ -77,7 +75,7 @@ FilesArgument = Annotated[
 def pack(
     sources: Annotated[
         list[str],
-        typer.Argument(metavar="SOURCE…", help='Files, patterns such as "logs/*.txt", or NAME=FILE for arrays.'),
+        typer.Argument(metavar="SOURCE…", help='Files, or patterns such as "logs/*.txt".'),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
     kind: Annotated[FormatName, typer.Option("--format", help="What the sources are.")] = FormatName.AUTO,
@@ -90,36 +88,22 @@ def pack(
     records_per_chunk: Annotated[
         int | None, typer.Option("--records-per-chunk", min=1, help="Most records in a chunk.")
     ] = None,
-    delimiter: Annotated[
-        str | None, typer.Option("--delimiter", help="CSV: what separates cells; default: a comma, in .tsv a tab.")
-    ] = None,
-    no_header: Annotated[
-        bool, typer.Option("--no-header", help="CSV: the first row is data; columns are column_0, column_1…")
-    ] = False,
-    text_column: Annotated[
-        list[str] | None, typer.Option("--text-column", metavar="COLUMN", help="CSV: keep this column as text.")
-    ] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Make a RecordIO file of text, JSON lines, CSV, IDX or NPZ files: a record for each line, row or index.
+    """Make a RecordIO file of text, JSON lines or NPZ files: a record for each line, or for each index.
 
     Example: p2pnode records pack "corpus/*.txt" --out corpus.recordio --records-per-chunk 1000
     """
-    from p2pnode.training.dispatch.conversion import common_format, records_of
-    from p2pnode.training.dispatch.conversion.sources import SourceFormat, find_sources
-    from p2pnode.training.dispatch.conversion.tables import TableFormat
+    from p2pnode.training.dispatch.conversion import SourceFormat, common_format, records_of
     from p2pnode.training.dispatch.recordio import Compressor, create_records
 
-    if delimiter is not None and len(delimiter) != 1:
-        raise UserError(f'--delimiter "{delimiter}" is not one character', "", ExitCode.USAGE)
-    written = TableFormat(delimiter, not no_header, tuple(text_column or ()))
     progress = _Progress()
     with _explained(out):
-        found = find_sources(sources)
-        total = _plain_bytes(source.path for source in found)
+        found = _paths(sources)
+        total = _plain_bytes(found)
         chosen = common_format(found) if kind is FormatName.AUTO else SourceFormat(kind.value)
-        records = records_of(found, chosen, written)
+        records = records_of(found, chosen)
         first = next(records, None)  # before a file is made: most mistakes show in the first record
         if first is None:
             raise UserError("the sources have no record", "nothing was written; see the sources", ExitCode.DATA)
@@ -315,7 +299,7 @@ def _plain_bytes(paths: Iterable[Path]) -> int:
 
 
 def _paths(files: list[str]) -> list[Path]:
-    from p2pnode.training.dispatch.conversion.sources import find_paths
+    from p2pnode.training.dispatch.conversion import find_paths
 
     return find_paths(files)
 
@@ -358,7 +342,7 @@ def _torn(found: FileIndex) -> str:
 @contextlib.contextmanager
 def _explained(out: Path | None = None) -> Iterator[None]:
     """What goes wrong with files, as an error with what to do next. `out` is the file that is written."""
-    from p2pnode.training.dispatch.conversion.sources import BadSource
+    from p2pnode.training.dispatch.conversion import BadSource
     from p2pnode.training.dispatch.recordio import RecordFileError, TornChunk
 
     try:

@@ -93,5 +93,5 @@ def image_and_label(example: dict[str, Any], shape: tuple[int, ...]) -> tuple[np
         names = ", ".join(map(str, example)) if isinstance(example, dict) else type(example).__name__
         raise TaskError(
             f"a record must have images and labels, an image of {' x '.join(map(str, shape))}; this one has {names}",
-            "pack images=FILE labels=FILE with `p2pnode records pack`",
+            "pack an NPZ file with the arrays images and labels with `p2pnode records pack`",
         ) from error
