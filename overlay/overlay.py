@@ -378,7 +378,7 @@ class Overlay:
             incoming,
             identity=self._identity,
             local=self.local,
-            closest=lambda target: self._protocol.router.closest_packed(target, 20),
+            closest=lambda target: self._protocol.router.closest(target, 20),
         )
 
     def may_own(self, peer: Peer) -> bool:

@@ -112,10 +112,6 @@ class Peer:
     def address(self) -> Address:
         return self.contact.address
 
-    def is_at(self, address: Address) -> bool:
-        """Whether this is its address."""
-        return self.contact.address == address
-
     def is_worker(self, now: float) -> bool:
         """Whether it trains and made progress within max(10 s, four of its own step times) before its last heartbeat.
 

@@ -115,9 +115,9 @@ def answer_hello(
     *,
     identity: Identity,
     local: LocalNode,
-    closest: Callable[[bytes], list[bytes]],
+    closest: Callable[[bytes], list[Contact]],
 ) -> Response:
-    """The response to a `hello`; packed contacts (`closest`) only for nodes of the same run. Raises
+    """The response to a `hello`; contacts (`closest`) only for nodes of the same run. Raises
     `RequestRejected`."""
     try:
         request = _REQUEST.decode(incoming.head)

@@ -12,7 +12,6 @@ from p2pnode.overlay.bootstrap.joining import Joining
 from p2pnode.overlay.bootstrap.local_network import LAN_JOIN_TIMEOUT_S, Lan, LocalNetwork
 from p2pnode.overlay.environment import Log
 from p2pnode.overlay.local_node import LocalChange, LocalNode
-from p2pnode.overlay.wake_up import WakeUp
 
 
 class LanDiscovery:
@@ -24,7 +23,7 @@ class LanDiscovery:
         self._network = network
         self._joining = joining
         self._log = log
-        self._entered = WakeUp()
+        self._entered = asyncio.Event()
         local.on_change(self._on_change)
 
     def _on_change(self, change: LocalChange) -> None:

@@ -19,7 +19,6 @@ from p2pnode.overlay.ids import ID_BITS, distance, random_id_with_prefix
 from p2pnode.overlay.local_node import LocalNode
 from p2pnode.overlay.membership.service import Membership
 from p2pnode.overlay.peers import Peer, PeerChange
-from p2pnode.overlay.wake_up import WakeUp
 
 #: Seconds between refreshes of the table, and the delay of the refresh after a dead peer returned.
 REFRESH_INTERVAL_S = 60.0
@@ -51,8 +50,8 @@ class Crawler:
         self._candidates = candidates
         self._clock = environment.clock
         self._rng = environment.entropy.random
-        self._refresh_now = WakeUp()
-        self._crawl_wanted = WakeUp()
+        self._refresh_now = asyncio.Event()
+        self._crawl_wanted = asyncio.Event()
         self._begin: Callable[[], None] | None = None
         self._crawl_until = 0.0
         membership.on_change(self._on_change)

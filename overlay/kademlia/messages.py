@@ -13,10 +13,10 @@ addresses here.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import socket
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -40,8 +40,8 @@ PACKED_V4_BYTES = ID_BYTES + 4 + 2
 PACKED_V6_BYTES = ID_BYTES + 16 + 2
 #: Contacts read from one response.
 MAX_CONTACTS = 64
-#: Contacts whose unpacked form is kept, because responses name the same ones again and again: 0.4 KB each.
-UNPACKED_CONTACTS = 1024
+#: Contacts whose packed and unpacked forms are kept: responses name the same ones again and again.
+CACHED_CONTACTS = 1024
 #: Updates in one datagram: with the largest heartbeat and contacts it still fits.
 MAX_GOSSIP = 8
 #: Packed contacts in one response: a datagram less the header, the largest heartbeat, `MAX_GOSSIP` and a proof.
@@ -201,6 +201,7 @@ def decode(datagram: bytes) -> tuple[bytes, RequestDatagram | ResponseDatagram]:
     return datagram[1:HEADER_BYTES], message
 
 
+@lru_cache(maxsize=CACHED_CONTACTS)
 def pack_contact(contact: Contact) -> bytes:
     """26 bytes for IPv4, 38 for IPv6."""
     host, port = contact.address
@@ -208,51 +209,12 @@ def pack_contact(contact: Contact) -> bytes:
     return contact.node_id + socket.inet_pton(family, host) + port.to_bytes(2, "big")
 
 
-def read_contact(packed: bytes) -> Contact:
-    """The contact in bytes from `pack_contact`. The object is that of `unpack_contact`: a lookup begins with forty
-    contacts of the routing table, and to make each again takes 4 µs and 0.26 KB."""
-    return unpack_contact(packed) or _read(packed)
-
-
-def _read(packed: bytes) -> Contact:
-    """A contact whose address `unpack_contact` refuses."""
-    if len(packed) == PACKED_V4_BYTES:
-        host = socket.inet_ntop(socket.AF_INET, packed[ID_BYTES:-2])
-    else:
-        host = str(ipaddress.IPv6Address(packed[ID_BYTES:-2]))  # in the normal form of `overlay.addresses`
-    return Contact(packed[:ID_BYTES], Address(host, int.from_bytes(packed[-2:], "big")))
-
-
+@lru_cache(maxsize=CACHED_CONTACTS)
 def unpack_contact(packed: bytes) -> Contact | None:
     """The contact, or None when its address cannot be sent to."""
-    return _CONTACTS[packed][1]
-
-
-def kept_contact(contact: Contact) -> tuple[bytes, bytes]:
-    """Its id and its packed form, for tables: the very bytes that the contacts of lookups consist of, and not others
-    with the same content. They take 128 bytes a peer."""
-    packed, shared = _CONTACTS[pack_contact(contact)]
-    return contact.node_id if shared is None else shared.node_id, packed
-
-
-class _Contacts(dict[bytes, tuple[bytes, Contact | None]]):
-    """The packed contacts unpacked last, each with the contact, or None. A dictionary and no `lru_cache`, since that
-    gives nobody its keys; a hit costs the same."""
-
-    def __missing__(self, packed: bytes) -> tuple[bytes, Contact | None]:
-        if len(self) >= UNPACKED_CONTACTS:
-            del self[next(iter(self))]
-        found = self[packed] = packed, _unpacked(packed)
-        return found
-
-
-_CONTACTS = _Contacts()
-
-
-def _unpacked(packed: bytes) -> Contact | None:
-    family = socket.AF_INET if len(packed) == PACKED_V4_BYTES else socket.AF_INET6
     if len(packed) not in (PACKED_V4_BYTES, PACKED_V6_BYTES):
         return None
+    family = socket.AF_INET if len(packed) == PACKED_V4_BYTES else socket.AF_INET6
     host = usable_host(socket.inet_ntop(family, packed[ID_BYTES:-2]))
     port = int.from_bytes(packed[-2:], "big")
     if host is None or port == 0:
@@ -260,20 +222,16 @@ def _unpacked(packed: bytes) -> Contact | None:
     return Contact(packed[:ID_BYTES], Address(host, port))
 
 
-def pack_nodes(packed_contacts: Iterable[bytes]) -> Nodes:
-    """As many packed contacts, in the order given, as fit one datagram."""
-    entries = list(packed_contacts)
-    packed = b"".join(entries)
-    if len(packed) == PACKED_V4_BYTES * len(entries) <= MAX_CONTACT_BYTES:  # nearly always: all IPv4, and they fit
-        return Nodes(packed, b"")
+def pack_nodes(contacts: Iterable[Contact]) -> Nodes:
+    """As many contacts, in the order given, as fit one datagram."""
     v4: list[bytes] = []
     v6: list[bytes] = []
     left = MAX_CONTACT_BYTES
-    for entry in entries:
-        left -= len(entry)
+    for packed in map(pack_contact, contacts):
+        left -= len(packed)
         if left < 0:
             break
-        (v4 if len(entry) == PACKED_V4_BYTES else v6).append(entry)
+        (v4 if len(packed) == PACKED_V4_BYTES else v6).append(packed)
     return Nodes(b"".join(v4), b"".join(v6))
 
 
@@ -290,8 +248,8 @@ def unpack_nodes(nodes: Nodes, own_id: bytes, *, ipv6: bool = True) -> tuple[lis
             continue
         count, rest = divmod(len(blob), width)
         ends = width * min(count, MAX_CONTACTS)
-        entries = [_CONTACTS[blob[at : at + width]] for at in range(0, ends, width)]
-        usable = [contact for _, contact in entries if contact is not None]
+        entries = [unpack_contact(blob[at : at + width]) for at in range(0, ends, width)]
+        usable = [contact for contact in entries if contact is not None]
         malformed += (rest != 0) + len(entries) - len(usable)
         if own_id in blob:
             usable = [contact for contact in usable if contact.node_id != own_id]

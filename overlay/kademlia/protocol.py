@@ -148,7 +148,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             return
         now = self._clock.monotonic()
         peer = self._peers.peer(contact.node_id)
-        require_proof = require_proof or peer is None or not peer.is_at(contact.address)
+        require_proof = require_proof or peer is None or peer.address != contact.address
         first_s, second_s = limit_s, 0.0
         if first_s is None:
             first_s, second_s = self.round_trips.waits(peer, self._peers.stretch())

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal
 
@@ -29,8 +30,6 @@ from p2pnode.overlay.membership.actions import (
     SendPingRequest,
     StateChanged,
 )
-from p2pnode.overlay.membership.local_health import LocalHealth
-from p2pnode.overlay.membership.member_rows import Member, MemberRows
 from p2pnode.overlay.membership.probe_order import ProbeOrder
 from p2pnode.overlay.rate_limits import RateLimit, TokenBucket
 from p2pnode.overlay.settings import LivenessSettings
@@ -60,6 +59,62 @@ UNANSWERED_PROBES_TO_CONFIRM = 3
 #: A suspicion without that many unanswered probes is extended in such steps.
 EVIDENCE_STEP_S = 0.25
 
+#: No leave or refutation was reported.
+NOTHING_REPORTED = (-1, -1, -1)
+#: A tick that is later than this shows that this node's loop lags.
+LAG_S = 0.1
+MAX_SCORE = 7
+
+
+@dataclass(slots=True)
+class Member:
+    """What is known of one node. `heard`: when its last own message arrived. `since`: when it was suspected, or
+    removed; of one that is alive 0."""
+
+    incarnation: int
+    heard: float
+    refutation: int = 0
+    state: MemberState = MemberState.ALIVE
+    since: float = 0.0
+    deadline: float = 0.0
+    probed: float = float("-inf")
+    #: Calls in a row that it left unanswered, each with its retry.
+    missed: int = 0
+    #: Suspected, and others report that it is dead: this node's own probes decide.
+    reported_dead: bool = False
+    #: The newest leave or refutation that others reported: incarnation, refutation, kind.
+    unconfirmed_update: tuple[int, int, int] = NOTHING_REPORTED
+
+    def rank(self) -> tuple[int, int, int]:
+        return (self.incarnation, self.refutation, min(self.state, MemberState.DEAD))
+
+
+class LocalHealth:
+    """Lifeguard's local health: a node that lags doubts itself before it suspects others.
+
+    A score: 0 is healthy; each sign that this node is slow raises it, each punctual tick lowers it.
+    """
+
+    def __init__(self) -> None:
+        self.score = 0
+
+    @property
+    def stretch(self) -> float:
+        """The factor of this node's time-outs."""
+        return 1.0 + self.score
+
+    def on_tick(self, lag_s: float) -> bool:
+        """A timer fired this late. True: the loop lagged."""
+        if lag_s > LAG_S:
+            self.worsen()
+            return True
+        self.score = max(0, self.score - 1)
+        return False
+
+    def worsen(self) -> None:
+        """A sign that this node is slow: a late timer, or a suspicion of it that it has to refute."""
+        self.score = min(MAX_SCORE, self.score + 1)
+
 
 class FailureDetector:
     """The members of one node's view, the dead it remembers, and its own health."""
@@ -74,8 +129,7 @@ class FailureDetector:
         self.health = LocalHealth()
         self.leaving = False
         self._rng = rng
-        self._members = MemberRows()
-        self.index = self._members.index  # the table of peers shares it
+        self._members: dict[bytes, Member] = {}
         self._removed: dict[bytes, Member] = {}
         self._suspects: dict[bytes, None] = {}
         #: Deaths of nodes that this one does not know, and has passed on: incarnation and refutation.
@@ -143,14 +197,12 @@ class FailureDetector:
                 # Old gossip of its death is still on its way, and only a refutation of its own outranks that.
                 accusation = Gossip(MemberState.DEAD, node_id, incarnation, gone.refutation)
                 actions.append(SendNow(node_id, accusation))
-        self._members.add(node_id, incarnation, now, refutation=refutation)
+        self._members[node_id] = Member(incarnation, now, refutation)
         self._order.insert(node_id)
         return actions
 
     def on_heartbeat(self, node_id: bytes, incarnation: int, now: float) -> list[DetectorAction]:
         """A message of a known member itself has arrived."""
-        if self._members.heard_again(node_id, incarnation, now):
-            return []  # as nearly always
         member = self._members.get(node_id)
         if member is None:
             return []
@@ -212,7 +264,7 @@ class FailureDetector:
 
     def forget(self, node_id: bytes) -> None:
         """Drop a member that is of no use any more, whatever its state."""
-        if self._members.remove(node_id) is not None:
+        if self._members.pop(node_id, None) is not None:
             self._suspects.pop(node_id, None)
 
     def on_leave(self, node_id: bytes, now: float) -> list[DetectorAction]:
@@ -442,8 +494,7 @@ class FailureDetector:
         return actions
 
     def _remove(self, node_id: bytes, now: float, state: MemberState, reason: str) -> list[DetectorAction]:
-        last = self._members.remove(node_id)
-        assert last is not None
+        last = self._members.pop(node_id)
         self._suspects.pop(node_id, None)
         last.state, last.since = state, now
         self._removed[node_id] = last

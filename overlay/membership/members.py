@@ -21,11 +21,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 
-from msgspec import structs
-
 from p2pnode.overlay.addresses import Address, group_of, usable_host
 from p2pnode.overlay.ids import short
-from p2pnode.overlay.kademlia.messages import DuplicateIdentity, Gossip, kept_contact
+from p2pnode.overlay.kademlia.messages import DuplicateIdentity, Gossip
 from p2pnode.overlay.kademlia.routing_table import ContactTable
 from p2pnode.overlay.membership.actions import (
     Action,
@@ -70,7 +68,7 @@ class MemberList:
         *,
         ids_per_address: int = 0,
     ) -> None:
-        self.peers = PeerTable(detector.index)
+        self.peers = PeerTable()
         self.ids_per_address = ids_per_address  # 0: any number
         self.detector = detector
         self.conflicts = IdentityConflicts(own_id, boot_id)
@@ -145,13 +143,9 @@ class MemberList:
         self.negative.discard(asked)
         if heartbeat.node_id in self._helpers and (proven or heartbeat.node_id not in self._unverified):
             self._reached(heartbeat, asked)
-        if self.peers.observe_again(heartbeat, asked.address, now, rtt_s):
-            return self._heard(heartbeat, now)  # as nearly always
         known = self.peers.get(heartbeat.node_id)
-        if known is not None and known.is_at(asked.address) and is_same_start(heartbeat, known):
+        if known is not None and known.address == asked.address and is_same_start(heartbeat, known):
             return self._refresh(heartbeat, asked.address, rtt_s, now)
-        if known is None:  # the tables keep the bytes of the id that lookups share, not those of a datagram
-            heartbeat = structs.replace(heartbeat, node_id=kept_contact(asked)[0])
         if not proven:
             # A known node, restarted or moved: possible, but it has to prove its id.
             return self.verify(asked)
@@ -189,10 +183,8 @@ class MemberList:
         if node_id == self._own_id:
             return self.on_own_id(heartbeat, source)
         claimed = claimed_address(heartbeat, source)
-        if self.peers.observe_again(heartbeat, claimed, now):
-            return self._heard(heartbeat, now)  # as nearly always
         known = self.peers.get(node_id)
-        if known is not None and known.is_at(claimed) and is_same_start(heartbeat, known):
+        if known is not None and known.address == claimed and is_same_start(heartbeat, known):
             return self._refresh(heartbeat, claimed, None, now)
         if known is not None and known.address == source and is_same_start(heartbeat, known):
             actions = self._refresh(heartbeat, known.address, None, now)
@@ -299,10 +291,6 @@ class MemberList:
         change = self.peers.observe(heartbeat, address.host, now, rtt_s, address=address)
         if change is not None:
             return self._on_change(change, heartbeat, address, now)
-        return self._heard(heartbeat, now)
-
-    def _heard(self, heartbeat: Heartbeat, now: float) -> Sequence[Action]:
-        """A message of a known peer that changes nothing in the tables."""
         actions = self.detector.on_heartbeat(heartbeat.node_id, heartbeat.incarnation, now)
         return self._applied(actions) if actions else actions
 

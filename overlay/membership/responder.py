@@ -47,7 +47,7 @@ class Responder:
         return _PONG
 
     def _find_node(self, body: FindNode, heartbeat: Heartbeat, _source: Address, _message_id: bytes) -> Nodes:
-        return pack_nodes(self._protocol.router.closest_packed(body.target, ANSWER_CONTACTS, skip=heartbeat.node_id))
+        return pack_nodes(self._protocol.router.closest(body.target, ANSWER_CONTACTS, skip=heartbeat.node_id))
 
     def _ping_for_another(
         self, body: PingRequest, _heartbeat: Heartbeat, source: Address, message_id: bytes

@@ -25,7 +25,6 @@ from p2pnode.overlay.peer_table import PeerTable
 from p2pnode.overlay.peers import Contact, Heartbeat, Peer, PeerChange
 from p2pnode.overlay.requests import RequestService
 from p2pnode.overlay.transport import Buffer, Response, Transport, TransportError
-from p2pnode.overlay.wake_up import WakeUp
 
 DIAL_BACK = "dialback"
 CONFIRMATIONS = 2
@@ -75,7 +74,7 @@ class Reachability:
         self._unreachable_reports: dict[bytes, float] = {}
         #: Peers of another site could not connect when they were asked last; and whether neighbours alone have.
         self._failed_outside = self._reached_by_neighbours = False
-        self._wake = WakeUp()
+        self._wake = asyncio.Event()
         requests.register(DIAL_BACK, self._dial_back, waits=True)
 
     def assume_reached(self) -> None:

@@ -83,14 +83,6 @@ def test_a_first_step_counts_however_long_it_takes_if_both_began_together() -> N
     assert not replace(first, activity=Activity.STALLED).counts_for_barrier(101.0, since=100.0)
 
 
-def test_a_peer_is_at_its_own_address_alone() -> None:
-    """Host and port count."""
-    assert peer().is_at(Address("10.0.0.1", 8468))
-    assert not peer().is_at(Address("10.0.0.1", 8469))
-    assert not peer().is_at(Address("10.0.0.2", 8468))
-    assert (peer().node_id, peer().address) == (NODE, PEER.contact.address)
-
-
 @pytest.mark.parametrize("said", ["0.1.0", "1!2.0-rc_1", "1.2.3.dev4+g0123abc", "v" * VERSION_CHARACTERS])
 def test_what_looks_like_a_version_is_shown_as_it_is(said: str) -> None:
     """The characters of PEP 440 and of semantic versions, up to forty."""

@@ -17,7 +17,7 @@ from p2pnode.overlay.bootstrap.hello import (
     check_answer,
 )
 from p2pnode.overlay.identity import Identity, identity_from_seed
-from p2pnode.overlay.kademlia.messages import PROTOCOL_VERSION, pack_contact
+from p2pnode.overlay.kademlia.messages import PROTOCOL_VERSION
 from p2pnode.overlay.local_node import LocalNode
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Request, RequestRejected
@@ -41,7 +41,7 @@ def response(identity: Identity = THEM, *, run: str = "tests", genesis: bytes = 
         local.enter(genesis)
     head = msgspec.msgpack.encode(HelloRequest(PROTOCOL_VERSION, "tests", US.node_id, NONCE))
     request = Request("hello", Address("10.0.0.1", 40_000), head, body=iter(()))  # type: ignore[arg-type]
-    return answer_hello(request, identity=identity, local=local, closest=lambda _target: [pack_contact(NEIGHBOUR)]).head
+    return answer_hello(request, identity=identity, local=local, closest=lambda _target: [NEIGHBOUR]).head
 
 
 def check(head: bytes, *, genesis: bytes | None = GENESIS) -> HelloResult:

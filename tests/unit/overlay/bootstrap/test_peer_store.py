@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -105,18 +104,6 @@ def test_it_is_written_soon_until_it_is_full() -> None:
     assert len(found.addresses()) == MAX_STORED
 
 
-def test_the_file_of_an_older_version_is_read() -> None:
-    """It had addresses without ids."""
-    disk = MemoryDisk()
-    entries = [{"address": "10.0.0.1:1001", "met": round(WallClock.now)}]
-    disk.write(PEERS_FILE, json.dumps({"peers": entries}).encode())
-    found, log = memory(disk)
-    found.add_live([peer(2)])
-
-    assert sorted(ports(found)) == [1001, 1002]
-    assert log.lines == []
-
-
 @pytest.mark.parametrize(
     "junk",
     [
@@ -129,6 +116,7 @@ def test_the_file_of_an_older_version_is_read() -> None:
         b'{"peers": [{"address": "10.0.0.1:1", "met": 1, "id": 7}]}',
         b'{"peers": [{"address": "10.0.0.1:1", "met": 1, "id": "xy"}]}',
         b'{"peers": [{"address": "nowhere", "met": 1}]}',
+        b'{"peers": [{"address": "10.0.0.1:1", "met": 1}]}',
     ],
 )
 def test_a_damaged_file_is_logged_and_replaced(junk: bytes) -> None:

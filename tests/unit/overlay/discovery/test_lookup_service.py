@@ -40,7 +40,7 @@ class World:
 
     def nodes(self, target: bytes) -> Nodes:
         closest = sorted(self.contacts, key=lambda contact: distance(contact.node_id, target))[:20]
-        return pack_nodes([pack_contact(contact) for contact in closest])
+        return pack_nodes(closest)
 
     async def answer(self) -> None:
         """Answer each request a little later; a silent node gives None."""

@@ -34,7 +34,7 @@ def test_twenty_contacts_fit_one_datagram_and_come_back() -> None:
     nodes = ids(40, seed=7)
     v4 = [Contact(node_id, Address("10.1.2.3", 9)) for node_id in nodes[:10]]
     v6 = [Contact(node_id, Address("2001:db8::1", 65535)) for node_id in nodes[10:20]]
-    packed = messages.pack_nodes([messages.pack_contact(c) for c in (*v4, *v6)])
+    packed = messages.pack_nodes([*v4, *v6])
     largest = heartbeat(
         incarnation=2**48 - 1,
         boot_id=2**64 - 1,
@@ -53,18 +53,6 @@ def test_twenty_contacts_fit_one_datagram_and_come_back() -> None:
     assert contacts == [*v4[1:], *v6]
     only_v4, _ = messages.unpack_nodes(packed, b"o" * 20, ipv6=False)
     assert only_v4 == v4
-
-
-def test_a_contact_of_a_table_is_the_object_that_answers_name() -> None:
-    """Read again it is the same object, and the one read from an answer. An address that no answer may name is read
-    too."""
-    packed = messages.pack_contact(Contact(b"i" * 20, Address("10.1.2.3", 9)))
-    (named,), _ = messages.unpack_nodes(messages.Nodes(bytes(bytearray(packed)), b""), b"o" * 20)
-    assert messages.read_contact(packed) is messages.read_contact(bytes(bytearray(packed))) is named
-
-    for host in ("224.0.0.1", "ff02::1", "2001:db8::1"):
-        contact = Contact(b"i" * 20, Address(host, 9))
-        assert messages.read_contact(messages.pack_contact(contact)) == contact
 
 
 @pytest.mark.parametrize(

@@ -96,5 +96,5 @@ def test_a_suspect_stays_unlisted_when_its_bucket_is_split() -> None:
     assert suspect in table
     assert suspect not in [entry.node_id for entry in table.closest(suspect, 60)]
     table.list_to_others(suspect, True)
-    held = {packed[:20] for bucket in table.buckets for packed in bucket.nodes}
+    held = {entry.node_id for entry in table}
     assert {entry.node_id for entry in table.closest(suspect, 60)} == held

@@ -9,8 +9,15 @@ import pytest
 
 from p2pnode.overlay.kademlia.messages import Gossip, MemberState
 from p2pnode.overlay.membership.actions import Action, Broadcast, SendNow, SendPing, SendPingRequest, StateChanged
-from p2pnode.overlay.membership.failure_detector import MAX_PASSED, MAX_SUSPECTS_PER_ROUND, PASSES, FailureDetector
-from p2pnode.overlay.membership.member_rows import Member, MemberRows
+from p2pnode.overlay.membership.failure_detector import (
+    LAG_S,
+    MAX_PASSED,
+    MAX_SCORE,
+    MAX_SUSPECTS_PER_ROUND,
+    PASSES,
+    FailureDetector,
+    LocalHealth,
+)
 from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import ids
 
@@ -448,34 +455,39 @@ def test_with_many_suspects_no_others_are_asked_to_ping_one_more() -> None:
     ]
 
 
-def test_of_hundreds_of_suspects_a_tick_looks_at_those_that_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each dies at its deadline, and one more suspect costs the same however many there are."""
-    looked = 0
-    get = MemberRows.__getitem__
+def test_each_of_hundreds_of_suspects_dies_at_its_own_deadline() -> None:
+    """One thousandth of a second apart, in the order in which they were suspected."""
+    everybody = [number.to_bytes(20, "big") for number in range(1000, 1400)]
+    made = detector(*everybody)
+    made.tick(made.next_deadline())
+    for number, each in enumerate(everybody):
+        made.on_unreachable(each, 1.0 + 0.001 * number, "silent")
+        made._members[each].missed = 3
+    deaths = [
+        (due, action.node_id)
+        for due, action in run(made, 4.9)
+        if isinstance(action, StateChanged) and action.kind == "dead"
+    ]
 
-    def counted(rows: MemberRows, node_id: bytes) -> Member:
-        nonlocal looked
-        looked += 1
-        return get(rows, node_id)
+    assert deaths == [(pytest.approx(4.0 + 0.001 * number), each) for number, each in enumerate(everybody)]
 
-    def work(count: int) -> float:
-        nonlocal looked
-        everybody = [number.to_bytes(20, "big") for number in range(1000, 1000 + count)]
-        made = detector(*everybody)
-        made.tick(made.next_deadline())
-        for number, each in enumerate(everybody):
-            made.on_unreachable(each, 1.0 + 0.001 * number, "silent")
-            made._members[each].missed = 3
-        looked = 0
-        deaths = [
-            (due, action.node_id)
-            for due, action in run(made, 4.9)
-            if isinstance(action, StateChanged) and action.kind == "dead"
-        ]
-        assert deaths == [(pytest.approx(4.0 + 0.001 * number), each) for number, each in enumerate(everybody)]
-        return looked / count
 
-    monkeypatch.setattr(MemberRows, "__getitem__", counted)
-    few, many = work(50), work(400)
-    print(f"{few:.1f} members looked at per suspect of 50, {many:.1f} of 400")
-    assert many < 1.5 * few
+def test_late_ticks_stretch_time_outs_and_punctual_ones_shrink_them() -> None:
+    """The score rises and falls by one, and never below zero."""
+    health = LocalHealth()
+    lagged = [health.on_tick(lag_s) for lag_s in (0.0, 2 * LAG_S, 2 * LAG_S, LAG_S)]
+
+    assert lagged == [False, True, True, False]
+    assert (health.score, health.stretch) == (1, 2.0)
+    health.on_tick(0.0)
+    health.on_tick(0.0)
+    assert (health.score, health.stretch) == (0, 1.0)
+
+
+def test_the_score_is_bounded() -> None:
+    """However often the node is suspected, its time-outs are at most eight times as long."""
+    health = LocalHealth()
+    for _ in range(20):
+        health.worsen()
+
+    assert health.score == MAX_SCORE
