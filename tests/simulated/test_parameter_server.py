@@ -280,7 +280,6 @@ def test_asynchronous_sgd_reaches_the_solution_with_a_straggler():
     for options in (
         ServerOptions(barrier="asp"),
         ServerOptions(barrier="pssp", staleness=2, sample=1),
-        ServerOptions(barrier="asp", divide_by_staleness=True),
     ):
         found = run(
             trained(options, push_s=lambda node: 1.0 if node.endswith("-5") else 0.1, updates=400), limit_s=900.0

@@ -2,8 +2,7 @@
 
 The *version* of the values is the number of updates made to them. Three policies:
 
-`EachAtOnce`: every update counts at once. With `modulate` it is multiplied by 1 / max(1, version now − version that it
-was computed from): the learning rate divided by the staleness of ElasticDL's asynchronous mode.
+`EachAtOnce`: every update counts at once.
 
 `WholeStep` (bsp): the updates of a step wait until all its tasks are done and reach the values together, in the order
 of their tasks. Nobody sees an update of a step before the barrier of that step, so the result is that of a sequential
@@ -54,13 +53,13 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Contributions that reach the values together, and lead to `version`. Each has a weight and a timestamp; those of
-    one timestamp are added to one update."""
+    """Contributions that reach the values together, and lead to `version`. Each has a timestamp; those of one timestamp
+    are multiplied by `weight`, and added to one update."""
 
     version: int
     contributions: tuple[Contribution, ...]
-    weights: tuple[float, ...]
     stamps: tuple[int, ...]
+    weight: float = 1.0
 
 
 class Policy(Protocol):
@@ -84,8 +83,7 @@ class Policy(Protocol):
 class EachAtOnce:
     """Asynchronous: what has come in since the last commit is one commit."""
 
-    def __init__(self, *, modulate: bool = False) -> None:
-        self._modulate = modulate
+    def __init__(self) -> None:
         self._held: list[Contribution] = []
 
     def judge(self, contribution: Contribution, version: int) -> Verdict:  # noqa: ARG002
@@ -98,11 +96,7 @@ class EachAtOnce:
 
     def commit_of(self, contributions: Sequence[Contribution], version: int, places: Sequence[int] = ()) -> Commit:
         stamps = tuple(version + place + 1 for place in places or range(len(contributions)))
-        weights = (1.0,) * len(contributions)
-        if self._modulate:
-            numbered = zip(stamps, contributions, strict=True)
-            weights = tuple(1.0 / max(1, stamp - 1 - one.version) for stamp, one in numbered)
-        return Commit(max(stamps), tuple(contributions), weights, stamps)
+        return Commit(max(stamps), tuple(contributions), stamps)
 
     def _drop(self) -> list[Contribution]:
         held, self._held = self._held, []
@@ -111,9 +105,6 @@ class EachAtOnce:
 
 class WholeStep(EachAtOnce):
     """Bulk-synchronous visibility."""
-
-    def __init__(self) -> None:
-        super().__init__()
 
     def due(self, version: int, open_steps: Sequence[int], lowest: int) -> Commit | None:
         if not self._held:
@@ -152,8 +143,8 @@ class Quota:
 
     def commit_of(self, contributions: Sequence[Contribution], version: int, places: Sequence[int] = ()) -> Commit:
         del places  # one update: all have the same timestamp
-        weights = (1.0 / self.grads_to_wait,) * len(contributions)
-        return Commit(version + 1, tuple(contributions), weights, (version + 1,) * len(contributions))
+        stamps = (version + 1,) * len(contributions)
+        return Commit(version + 1, tuple(contributions), stamps, 1.0 / self.grads_to_wait)
 
     def _drop(self) -> list[Contribution]:
         held, self._held = self._held, []
@@ -161,12 +152,12 @@ class Quota:
 
 
 class NotWeighable(TypeError):
-    """An update that is to be averaged or weighted is no number and no array. `key` and `worker` say which."""
+    """An update that is to be averaged is no number and no array. `key` and `worker` say which."""
 
     def __init__(self, key: Key, worker: bytes, update: object) -> None:
         super().__init__(
             f"the update of {key!r} by {worker.hex()[:8]} is a {type(update).__name__}; only numbers and arrays can be "
-            "averaged or weighted by their staleness"
+            "averaged"
         )
         self.key = key
         self.worker = worker
@@ -175,9 +166,9 @@ class NotWeighable(TypeError):
 def updates_of(commit: Commit) -> list[ValueUpdate]:
     """What the owners of the keys get, in the order of the timestamps. Raises `NotWeighable`."""
     found: dict[tuple[int, Key], Any] = {}
-    for one, weight, stamp in zip(commit.contributions, commit.weights, commit.stamps, strict=True):
+    for one, stamp in zip(commit.contributions, commit.stamps, strict=True):
         for key, update in one.updates:
-            weighed = _weighed(key, one.worker, update, weight)
+            weighed = _weighed(key, one.worker, update, commit.weight)
             place = stamp, key
             if place not in found:
                 found[place] = weighed

@@ -22,9 +22,8 @@ class ServerOptions:
     `barrier`, `staleness`, `sample`: as in `[barrier]`; `sample` 0 is √P, from 1 to 10. `min_workers` have to be
     there before the first task. With `grads_to_wait` the server is a synchronous SGD: so many updates of one version,
     or of one `version_tolerance` older, are averaged to one; a refused one is computed `max_report_count` times, then
-    its task goes to another worker. With `divide_by_staleness` an update is divided by the number of updates since
-    the version that it was computed from. A task whose function raised more than `max_failures` times ends the run. A
-    lease lasts three mean task times, but from `lease_floor_s` on.
+    its task goes to another worker. A task whose function raised more than `max_failures` times ends the run. A lease
+    lasts three mean task times, but from `lease_floor_s` on.
     """
 
     barrier: BarrierName = "bsp"
@@ -34,7 +33,6 @@ class ServerOptions:
     grads_to_wait: int = 0
     version_tolerance: int = 0
     max_report_count: int = 64
-    divide_by_staleness: bool = False
     max_failures: int = 3
     lease_floor_s: float = 10.0
 
@@ -46,12 +44,8 @@ class ServerOptions:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         if self.min_workers < 1 or self.max_report_count < 1:
             raise ValueError("min_workers and max_report_count must be 1 or more")
-        if self.grads_to_wait and self.divide_by_staleness:
-            raise ValueError("grads_to_wait is for synchronous updates, divide_by_staleness for asynchronous ones")
         if self.version_tolerance and not self.grads_to_wait:
             raise ValueError("version_tolerance needs grads_to_wait")
-        if self.divide_by_staleness and self.barrier == "bsp":
-            raise ValueError("under bsp no update is stale: divide_by_staleness needs another barrier")
         if self.grads_to_wait and self.barrier != "asp":
             raise ValueError('grads_to_wait needs barrier = "asp": the quota is what holds workers together')
 
@@ -65,7 +59,7 @@ class ServerOptions:
     def make_policy(self) -> Policy:
         if self.grads_to_wait:
             return Quota(self.grads_to_wait, self.version_tolerance)
-        return WholeStep() if self.barrier == "bsp" else EachAtOnce(modulate=self.divide_by_staleness)
+        return WholeStep() if self.barrier == "bsp" else EachAtOnce()
 
     def rules(self) -> QueueRules:
         return QueueRules(

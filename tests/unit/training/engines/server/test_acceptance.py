@@ -97,15 +97,6 @@ def test_asynchronous_updates_count_at_once_and_unchanged():
     assert policy.due(9, [], 0) is None
 
 
-def test_the_learning_rate_is_divided_by_the_staleness():
-    """An update is multiplied by 1 / max(1, versions since it was computed), those of its own commit included."""
-    policy = EachAtOnce(modulate=True)
-    for worker, version in ((b"a", 7), (b"b", 7), (b"c", 7), (b"d", 2)):
-        policy.judge(one(worker, version, update=np.float32([12])), 7)
-    commit = policy.due(7, [], 0)
-    assert [float(each.value[0]) for each in updates_of(commit)] == [12.0, 12.0, 6.0, 12.0 / 8]
-
-
 def test_a_whole_step_waits_for_its_last_task():
     """Under bsp the updates of a step are committed when no task of it is open and no live worker is behind."""
     policy = WholeStep()
@@ -121,12 +112,11 @@ def test_a_whole_step_waits_for_its_last_task():
 
 def test_a_repeated_commit_has_the_timestamps_of_the_first():
     """What is left of a commit whose server died keeps its place, so owners know what they have."""
-    policy = EachAtOnce(modulate=True)
+    policy = EachAtOnce()
     held = [one(worker, 7, task=number) for number, worker in enumerate((b"a", b"b", b"c"))]
     whole = policy.commit_of(held, 7)
     rest = policy.commit_of(held[1:], 7, [1, 2])
     assert rest.stamps == whole.stamps[1:]
-    assert rest.weights == whole.weights[1:]
     assert rest.version == whole.version
 
 

@@ -21,8 +21,6 @@ def test_the_barrier_and_the_quota_choose_the_policy():
         ({"min_workers": 0}, "min_workers"),
         ({"barrier": "asp", "version_tolerance": 1}, "needs grads_to_wait"),
         ({"barrier": "bsp", "grads_to_wait": 2}, "asp"),
-        ({"barrier": "asp", "grads_to_wait": 2, "divide_by_staleness": True}, "asynchronous"),
-        ({"barrier": "bsp", "divide_by_staleness": True}, "no update is stale"),
     ],
 )
 def test_impossible_options_are_refused(options, said):
