@@ -43,7 +43,7 @@ NOT_RUN = {
 FRAMEWORK = "its packages are no part of the tests' environment; `make test-frameworks` runs one like it"
 #: Blocks of Python, by a line of theirs.
 SNIPPETS_NOT_RUN = {
-    "from p2pnode.training.engines.server.losses import UpdatesLost": "tests/process/test_engines_process.py: both die",
+    "from p2pnode.training.engines.server.program import UpdatesLost": "in tests/process/test_engines_process.py",
     "def decode(self, record: bytes):  # → a sample": "the signature of a method, without a body",
     "from p2pnode.integrations.transformers import SwarmCallback": FRAMEWORK,
     "from p2pnode.integrations.lightning import SwarmCallback": FRAMEWORK,

@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from p2pnode.training.dispatch.answers import QueueRules
 from p2pnode.training.engines.server.acceptance import Commit, Contribution, Policy, Quota, updates_of
 from p2pnode.training.engines.server.core import ServerCore, ServerRecord
-from p2pnode.training.engines.server.fencing import not_yet_applied
 from p2pnode.training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.pulling import not_yet_applied
 from p2pnode.training.engines.server.takeover import Takeover
 from p2pnode.training.engines.server.tasks import LeasedTask
 from p2pnode.training.values.store import Stamped, ValueUpdate

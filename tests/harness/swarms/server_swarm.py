@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from p2pnode.training.engines.program import Surroundings
-from p2pnode.training.engines.server.fencing import RECORD_KEY, decode_record
+from p2pnode.training.engines.server.core import RECORD_KEY, decode_record
 from p2pnode.training.engines.server.host import Members
 from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import ServerVerbs

@@ -28,6 +28,7 @@ from p2pnode.training.engines.server.acceptance import Commit, Contribution, Pol
 from p2pnode.training.engines.server.gate import OwnBarrier, StepGate
 from p2pnode.training.engines.server.tasks import LeasedTask, TaskLeases
 from p2pnode.training.trainer_link.engine_messages import TaskCounts
+from p2pnode.training.values.store import Stamped
 
 #: A server numbers its tasks from its epoch on, so that no two servers give one number twice.
 TASKS_PER_EPOCH = 1 << 32
@@ -42,6 +43,8 @@ MAX_REPORT_COUNT = 64
 Outcome = Literal["waits", "counted", "stale", "failed", "superseded", "unknown"]
 #: Keys of one task, and updates of one task, at most.
 MAX_KEYS = 1 << 16
+#: The key of the record. No key of a program: it is refused by `checked_key`.
+RECORD_KEY = b"\0p2pnode server"
 #: Task and attempt.
 Name = tuple[int, int]
 #: A task's keys, encoded, each with its value unless the store has it.
@@ -80,9 +83,9 @@ class ServerRecord(msgspec.Struct, frozen=True, array_like=True):
     """What a server stores before a commit. `epoch` rises with each server, `run` counts the
     starts of the program; `pending` leads from `version` to
     `pending_version`. `ended`: the run is over,
-    with a `failure` by an error. `lost`: the contributions to earlier commits that
-    died with worker and server, `lost_count` of them in all. `stored` counts the records. `done`: tasks of servers
-    before this one that are finished, while workers have not asked that may have later attempts of them."""
+    with a `failure` by an error. `lost` counts the contributions to earlier commits that died with worker and server,
+    `stored` the records. `done`: tasks of servers before this one that are finished, while workers have not asked that
+    may have later attempts of them."""
 
     epoch: int = 0
     server: bytes = b""
@@ -93,10 +96,26 @@ class ServerRecord(msgspec.Struct, frozen=True, array_like=True):
     pending_version: int = 0
     ended: str = ""
     failure: Failure | None = None
-    lost: list[Pending] = []
-    lost_count: int = 0
+    lost: int = 0
     stored: int = 0
     done: list[int] = []
+
+
+class ServerReplaced(Exception):
+    """Another server has a higher epoch, or has stored a record that this one has not read: it gives no tasks."""
+
+    def __init__(self, record: ServerRecord) -> None:
+        super().__init__(f"the server {record.server.hex()[:8]} serves since epoch {record.epoch}")
+        self.record = record
+
+
+def encode_record(record: ServerRecord) -> bytes:
+    return msgspec.msgpack.encode(record)
+
+
+def decode_record(found: Stamped | None) -> ServerRecord:
+    """The record in the store; an empty one where there is none."""
+    return ServerRecord() if found is None else msgspec.msgpack.decode(found.value, type=ServerRecord)
 
 
 class ServerCore:
@@ -115,7 +134,7 @@ class ServerCore:
         max_report_count: int = MAX_REPORT_COUNT,
     ) -> None:
         self.server, self.run = server, record.run
-        self.lost, self.lost_count = record.lost, record.lost_count
+        self.lost = record.lost
         self.epoch = record.epoch + 1
         #: That of the values, with the commit under way.
         self.version = record.version
@@ -338,7 +357,6 @@ class ServerCore:
             ended=ended,
             failure=failure,
             lost=self.lost,
-            lost_count=self.lost_count,
             done=list(self._done_before) if self._unheard else [],
         )
 
@@ -363,7 +381,7 @@ class ServerCore:
             waiting=waiting,
             again=leases.again,
             refused=self.refused,
-            lost=self.lost_count,
+            lost=self.lost,
         )
 
 

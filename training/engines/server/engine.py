@@ -17,10 +17,15 @@ from typing import Any
 
 from p2pnode.training.engines.link import EngineLink
 from p2pnode.training.engines.program import Surroundings
-from p2pnode.training.engines.server.fencing import RECORD_KEY
-from p2pnode.training.engines.server.losses import UpdatesLost
+from p2pnode.training.engines.server.core import RECORD_KEY
 from p2pnode.training.engines.server.options import BarrierName, ServerOptions
-from p2pnode.training.engines.server.program import ServerContext, ServerProgram, ServerVerbs, set_value
+from p2pnode.training.engines.server.program import (
+    ServerContext,
+    ServerProgram,
+    ServerVerbs,
+    UpdatesLost,
+    set_value,
+)
 from p2pnode.training.engines.server.pulling import ServerPull
 from p2pnode.training.engines.server.script_host import ScriptHost
 from p2pnode.training.engines.server.succession import run_server

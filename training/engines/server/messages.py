@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from p2pnode.training.engines.server.acceptance import Contribution
-from p2pnode.training.engines.server.core import MAX_KEYS, Failure, Outcome, Pending, ServerRecord, Work
+from p2pnode.training.engines.server.core import MAX_KEYS, Failure, Outcome, ServerRecord, Work
 from p2pnode.training.engines.server.tasks import LeasedTask
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
@@ -97,7 +97,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     """The answer of the server. `server`: another one serves, or nobody yet. `outcomes` are those of the reports, by
     task and attempt. `failure`: the run ended by an error. `workers`: how many live. `keeps`: updates that wait and
     need not be sent again to this server, in this epoch. `made`: the version that the values have, and `version` the
-    one that they are changed to. `lost` and `lost_count`, of a run that ended: as in `ServerRecord`."""
+    one that they are changed to. `lost`, of a run that ended: as in `ServerRecord`."""
 
     epoch: Count
     server: bytes
@@ -111,8 +111,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     workers: Count = 0
     keeps: list[tuple[int, int]] = []
     made: Count = 0
-    lost: list[Pending] = []
-    lost_count: Count = 0
+    lost: Count = 0
 
 
 def encode(message: Poll | Told) -> bytes:
@@ -144,7 +143,6 @@ def told_of_end(record: ServerRecord) -> Told:
         ended=record.ended,
         failure=record.failure,
         lost=record.lost,
-        lost_count=record.lost_count,
     )
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from p2pnode.training.engines.program import Context, Pairs, Results, Surroundings, VerbFailed, Verbs, called
-from p2pnode.training.engines.server.core import MAX_KEYS, Failure, Work
-from p2pnode.training.engines.server.fencing import RECORD_KEY
+from p2pnode.training.engines.server.core import MAX_KEYS, RECORD_KEY, Failure, Work
+from p2pnode.training.errors import TrainingError
 from p2pnode.training.values.encoding import Key, decode_key, encode_key, encode_value
 from p2pnode.training.values.reducers import Reducer
 from p2pnode.training.values.store import Stamped, ValueUpdate
@@ -154,8 +154,35 @@ def set_value(surroundings: Surroundings, key: Key, value: object, version: int)
     surroundings.set(key, value, max(version, 0 if former is None else former.timestamp))
 
 
-def raise_failure(failure: Failure | None) -> None:
-    """Raise what ended the run, if it was an error."""
+class RunFailed(Exception):
+    """A function of the user ended the run."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.cause)
+        self.failure = failure
+
+
+class UpdatesLost(TrainingError):
+    """The run ended, and some of its updates are in no value, or in some of theirs only: the worker that had computed
+    them died, or began anew, together with the server. `count` is how many there are, `version` that of the values. The
+    values can be used, and `start` be called again."""
+
+    def __init__(self, count: int, version: int) -> None:
+        self.count, self.version = count, version
+        super().__init__(
+            f"the run ended at version {version}, and {count} update{'s' if count > 1 else ''} may be missing in its "
+            "values: their workers died, or began anew, together with the server. Use the values as they are, or set "
+            "them and call `start` again"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.count, self.version)
+
+
+def raise_end(failure: Failure | None, lost: int, version: int) -> None:
+    """Raise what a run ended with, unless all is well. Raises `VerbFailed` or `UpdatesLost`."""
     if failure is not None:
         keys = [decode_key(key) for key in failure.keys]
         raise VerbFailed(failure.verb, keys, failure.node, failure.step, failure.cause)
+    if lost:
+        raise UpdatesLost(lost, version)

@@ -1,5 +1,13 @@
-"""Applies updates at the server that owns their keys: fences the servers' record, drops what the values have already,
-and gives the rest to the program's `pull`.
+"""Applies updates at the server that owns their keys: nothing twice, nothing from a server that another one has
+replaced, and the rest by the program's `pull`.
+
+Every update of a commit has a timestamp of its own, and the value of a key has that of its last one. A server that
+repeats the commit of a dead one sends the same timestamps, so an owner knows which updates it has.
+
+The record of the servers is a value like others, under `RECORD_KEY`. Its owner replaces it by one of the same server,
+or by one of a higher epoch that counts more stored records. The count shows that the next server has read the last
+one: a server that was taken for dead may have stored another meanwhile, and begun the commit that it names. A server
+stores its record before each commit, so one that was replaced is refused there, before it has changed a value. Pure.
 """
 
 from __future__ import annotations
@@ -7,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from p2pnode.training.engines.program import Surroundings, VerbFailed, summary, verb_failed
-from p2pnode.training.engines.server.fencing import RECORD_KEY, ServerReplaced, not_yet_applied, replaced_record
+from p2pnode.training.engines.server.core import RECORD_KEY, ServerReplaced, decode_record
 from p2pnode.training.engines.server.program import ServerContext, ServerVerbs
 from p2pnode.training.engines.values_link import Pulling
 from p2pnode.training.values.encoding import Key
@@ -31,17 +39,10 @@ class ServerPull:
         record = present.get(RECORD_KEY)
         for one in updates:
             if one.key == RECORD_KEY:
-                record = Stamped(self._record(one, record), one.timestamp)
+                record = Stamped(replaced_record(one, record), one.timestamp)
                 found.append(NewValue(RECORD_KEY, *record))
         fresh = not_yet_applied([one for one in updates if one.key != RECORD_KEY], present)
         return [*found, *self._pulled(fresh, present)] if fresh else found
-
-    @staticmethod
-    def _record(update: ValueUpdate, present: Stamped | None) -> object:
-        try:
-            return replaced_record(update, present)
-        except ServerReplaced as error:
-            raise PullFailed(RECORD_KEY, str(error)) from error
 
     def _pulled(self, fresh: list[ValueUpdate], present: Mapping[Key, Stamped]) -> list[NewValue]:
         stamps = {one.key: one.timestamp for one in sorted(fresh, key=lambda one: one.timestamp)}
@@ -70,3 +71,18 @@ class ServerPull:
             except (TypeError, ValueError) as error:
                 raise verb_failed("pull", [one.key], ctx, error) from error
         return [NewValue(key, values[key], 0) for key in dict.fromkeys(one.key for one in fresh)]
+
+
+def not_yet_applied(updates: Sequence[ValueUpdate], present: Mapping[Key, Stamped]) -> list[ValueUpdate]:
+    """The updates that the values of their keys do not have."""
+    return [one for one in updates if one.key not in present or one.timestamp > present[one.key].timestamp]
+
+
+def replaced_record(update: ValueUpdate, present: Stamped | None) -> object:
+    """The record after a server stored its own. Raises `PullFailed` for that of a server that was replaced."""
+    mine = decode_record(Stamped(update.value, 0))
+    theirs = decode_record(present)
+    is_older = mine.epoch < theirs.epoch or (mine.epoch == theirs.epoch and mine.server != theirs.server)
+    if is_older or (mine.epoch > theirs.epoch and mine.stored <= theirs.stored):
+        raise PullFailed(RECORD_KEY, str(ServerReplaced(theirs)))
+    return update.value

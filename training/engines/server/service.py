@@ -9,7 +9,6 @@ that asks waits until there is something to tell, or `LONGEST_WAIT_S`.
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +18,22 @@ import msgspec
 from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
 from p2pnode.training.engines.server.acceptance import Commit, Contribution, NotWeighable, updates_of
-from p2pnode.training.engines.server.core import Failure, Name, Outcome, ServerCore, ServerRecord, Work
-from p2pnode.training.engines.server.fencing import RECORD_KEY, ServerReplaced, decode_record, encode_record
+from p2pnode.training.engines.server.core import (
+    RECORD_KEY,
+    Failure,
+    Name,
+    Outcome,
+    ServerCore,
+    ServerRecord,
+    ServerReplaced,
+    Work,
+    decode_record,
+    encode_record,
+)
 from p2pnode.training.engines.server.host import Asked, NodeHost
-from p2pnode.training.engines.server.losses import RunFailed, lost_update, raise_end
 from p2pnode.training.engines.server.messages import Computed, HeldLease, Poll, TaskGiven, Told
 from p2pnode.training.engines.server.options import ServerOptions
-from p2pnode.training.engines.server.program import ServerContext, ServerVerbs
+from p2pnode.training.engines.server.program import RunFailed, ServerContext, ServerVerbs, raise_end
 from p2pnode.training.engines.server.takeover import Takeover
 from p2pnode.training.engines.server.tasks import LeasedTask
 from p2pnode.training.values.encoding import BadValue, Key, decode_key, encode_key, encode_value
@@ -46,8 +54,6 @@ STAY_S = 5.0
 #: An owner of keys that does not answer is tried again for so long: its backup takes over meanwhile.
 STORE_S = 60.0
 STORE_PAUSE_S = 0.2
-
-_LOG = logging.getLogger("p2pnode.server")
 
 
 @dataclass(slots=True)
@@ -160,7 +166,7 @@ class Serving:
             raise
         await self._say_farewell()
         if self._ended:
-            raise_end(self._failure, self.core.lost, self.core.lost_count, self.core.version)
+            raise_end(self._failure, self.core.lost, self.core.version)
         return self.core.version
 
     def _opening_record(self) -> ServerRecord:
@@ -311,8 +317,6 @@ class Serving:
         if not takeover.is_settled:
             return False
         commit = takeover.commit(self._policy)
-        for lost in takeover.lost:
-            _LOG.warning("the update is lost, or in some values only: %s", lost_update(lost))
         if commit is not None:
             await self._make(commit)
         self.core = self._core(takeover.settled())
@@ -445,8 +449,7 @@ class Serving:
             workers=len(self.core.workers),
             keeps=keeps,
             made=self.core.made if self._is_settled else self._before.version,
-            lost=self.core.lost if self._ended else [],
-            lost_count=self.core.lost_count if self._ended else 0,
+            lost=self.core.lost if self._ended else 0,
         )
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -11,13 +11,11 @@ been started anew, with the values that their state directories have kept, and t
 from __future__ import annotations
 
 from p2pnode.training.engines.server import messages
-from p2pnode.training.engines.server.core import ServerRecord
-from p2pnode.training.engines.server.fencing import RECORD_KEY, ServerReplaced, decode_record
+from p2pnode.training.engines.server.core import RECORD_KEY, ServerRecord, ServerReplaced, decode_record
 from p2pnode.training.engines.server.host import NodeHost
-from p2pnode.training.engines.server.losses import raise_end
 from p2pnode.training.engines.server.messages import NoServer, Poll, Told
 from p2pnode.training.engines.server.options import ServerOptions
-from p2pnode.training.engines.server.program import ServerVerbs
+from p2pnode.training.engines.server.program import ServerVerbs, raise_end
 from p2pnode.training.engines.server.service import MEMBERS_S, Serving
 from p2pnode.training.trainer_link.engine_messages import NotAnswered
 
@@ -33,7 +31,7 @@ async def run_server(verbs: ServerVerbs, host: NodeHost, options: ServerOptions,
             if run == 1 and record.server == host.node_id:
                 over, record = record, _begun_anew(record)
             elif run > 1 or record.server not in servers or host.clock() >= late_s:
-                raise_end(record.failure, record.lost, record.lost_count, record.version)
+                raise_end(record.failure, record.lost, record.version)
                 return record.version
         if record.run > run and not record.ended:
             raise NoServer(f"start number {record.run} of the program is under way, and this is number {run} here")
@@ -52,7 +50,7 @@ async def run_server(verbs: ServerVerbs, host: NodeHost, options: ServerOptions,
         if told is not None and not told.refused:
             made = max(made, told.made)
         if told is not None and told.ended:
-            raise_end(told.failure, told.lost, told.lost_count, told.version)
+            raise_end(told.failure, told.lost, told.version)
             return told.version
         if host.is_stopping:
             return record.version

@@ -25,9 +25,6 @@ import msgspec
 from p2pnode.training.engines.server.acceptance import Commit, Contribution, Policy
 from p2pnode.training.engines.server.core import Pending, ServerRecord, WorkerProgress
 
-#: Lost contributions that the record names; more are counted.
-MAX_LOST = 256
-
 
 class Takeover:
     """What the next server waits for before it gives tasks. `record` is that of the server before, `made` the highest
@@ -97,8 +94,7 @@ class Takeover:
             workers=workers,
             pending=[],
             pending_version=0,
-            lost=[*record.lost, *self.lost][:MAX_LOST],
-            lost_count=record.lost_count + len(self.lost),
+            lost=record.lost + len(self.lost),
         )
 
 

@@ -14,13 +14,11 @@ import msgspec
 
 from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
-from p2pnode.training.engines.server.core import MAX_KEYS
-from p2pnode.training.engines.server.fencing import RECORD_KEY, decode_record
+from p2pnode.training.engines.server.core import MAX_KEYS, RECORD_KEY, decode_record
 from p2pnode.training.engines.server.host import NodeHost
-from p2pnode.training.engines.server.losses import raise_end
 from p2pnode.training.engines.server.messages import Computed, HeldLease, NoServer, Poll, TaskGiven, Told
 from p2pnode.training.engines.server.options import ServerOptions
-from p2pnode.training.engines.server.program import ServerContext, ServerVerbs
+from p2pnode.training.engines.server.program import ServerContext, ServerVerbs, raise_end
 from p2pnode.training.trainer_link.engine_messages import NotAnswered
 from p2pnode.training.values.encoding import Key, ValueNotEncodable, decode_key, decode_value
 from p2pnode.training.values.store import StoreUnavailable
@@ -68,7 +66,7 @@ class _Worker:
                 raise NoServer(f"the server {told.server.hex()[:8]} refuses this node: {told.refused}")
             self._note(told)
             if told.ended:
-                raise_end(told.failure, told.lost, told.lost_count, told.version)
+                raise_end(told.failure, told.lost, told.version)
                 return self._completed
             if told.task is not None:
                 await self._compute(told.task, asked_at + told.lease_s)

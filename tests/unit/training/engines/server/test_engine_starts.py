@@ -9,8 +9,8 @@ import pytest
 
 from p2pnode.training.engines.program import NoSuchValue
 from p2pnode.training.engines.server import engine as module
+from p2pnode.training.engines.server.core import RECORD_KEY
 from p2pnode.training.engines.server.engine import ParameterServer
-from p2pnode.training.engines.server.fencing import RECORD_KEY
 from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import ServerProgram
 from p2pnode.training.trainer_link.engine_messages import (

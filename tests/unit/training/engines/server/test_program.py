@@ -1,12 +1,13 @@
 """The verbs of a parameter server's program, and the checks of what they return."""
 
+import pickle
+
 import numpy as np
 import pytest
 
 from p2pnode.training.engines.program import VerbFailed
-from p2pnode.training.engines.server.core import MAX_KEYS
-from p2pnode.training.engines.server.fencing import RECORD_KEY
-from p2pnode.training.engines.server.program import ServerContext, ServerProgram, ServerVerbs
+from p2pnode.training.engines.server.core import MAX_KEYS, RECORD_KEY
+from p2pnode.training.engines.server.program import ServerContext, ServerProgram, ServerVerbs, UpdatesLost
 from p2pnode.training.values.encoding import decode_key, decode_value
 from tests.harness.swarms.server_swarm import TableSurroundings
 
@@ -103,3 +104,9 @@ def test_set_never_lowers_a_timestamp():
     assert ctx.get("new").timestamp == 7
     with pytest.raises(ValueError, match="belongs to the engine"):
         ctx.set(RECORD_KEY, 1)
+
+
+def test_the_error_about_lost_updates_crosses_processes():
+    """With its text and its numbers."""
+    copy = pickle.loads(pickle.dumps(UpdatesLost(1, 7)))
+    assert (copy.count, copy.version, str(copy)) == (1, 7, str(UpdatesLost(1, 7)))

@@ -2,8 +2,7 @@
 
 import pytest
 
-from p2pnode.training.engines.server.core import ServerRecord
-from p2pnode.training.engines.server.fencing import RECORD_KEY, encode_record
+from p2pnode.training.engines.server.core import RECORD_KEY, ServerRecord, decode_record, encode_record
 from p2pnode.training.engines.server.program import ServerVerbs
 from p2pnode.training.engines.server.pulling import ServerPull
 from p2pnode.training.values.store import NewValue, PullFailed, Stamped, ValueUpdate
@@ -46,16 +45,42 @@ def test_an_error_names_the_key_that_made_it():
     assert "RuntimeError: bang" in caught.value.reason
 
 
-def test_the_record_is_fenced_here():
-    """A server that was replaced is refused, under the key of the record."""
+LAST = ServerRecord(epoch=2, server=b"A", version=5, stored=7)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        LAST,  # its answer was lost
+        ServerRecord(epoch=2, server=b"A", version=6, stored=8),
+        ServerRecord(epoch=3, server=b"B", stored=8),
+    ],
+)
+def test_a_server_replaces_its_own_record_and_that_of_a_lower_epoch(record: ServerRecord):
+    """A server of a higher epoch has read the last record if it counts more of them."""
     pull, calls = adding()
-    newer = Stamped(encode_record(ServerRecord(epoch=2, server=b"B")), 0)
-    mine = encode_record(ServerRecord(epoch=3, server=b"A"))
-    assert pull.apply([ValueUpdate(RECORD_KEY, mine, 4)], {RECORD_KEY: newer}) == [NewValue(RECORD_KEY, mine, 4)]
-    with pytest.raises(PullFailed) as caught:
-        pull.apply([ValueUpdate(RECORD_KEY, encode_record(ServerRecord(epoch=1, server=b"A")), 4)], {RECORD_KEY: newer})
-    assert caught.value.key == RECORD_KEY
+    present = {RECORD_KEY: Stamped(encode_record(LAST), 0)}
+    update = ValueUpdate(RECORD_KEY, encode_record(record), 4)
+    assert pull.apply([update], present) == [NewValue(RECORD_KEY, update.value, 4)]
+    assert pull.apply([update], {}) == [NewValue(RECORD_KEY, update.value, 4)]
     assert calls == []
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ServerRecord(epoch=2, server=b"B", stored=8),
+        ServerRecord(epoch=1, server=b"A", stored=8),
+        ServerRecord(epoch=3, server=b"B", stored=7),
+    ],
+)
+def test_a_server_that_was_replaced_or_has_not_read_the_last_record_is_refused(record: ServerRecord):
+    """The error names the key of the record, and says who serves."""
+    pull, _ = adding()
+    with pytest.raises(PullFailed, match="serves since epoch 2") as caught:
+        pull.apply([ValueUpdate(RECORD_KEY, encode_record(record), 4)], {RECORD_KEY: Stamped(encode_record(LAST), 0)})
+    assert caught.value.key == RECORD_KEY
+    assert decode_record(None) == ServerRecord()
 
 
 @pytest.mark.parametrize(("reducer", "expected"), [("add", 6), ("replace", 2)])

@@ -11,8 +11,7 @@ import pytest
 
 from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
-from p2pnode.training.engines.server.core import ServerRecord
-from p2pnode.training.engines.server.fencing import RECORD_KEY, decode_record, encode_record
+from p2pnode.training.engines.server.core import RECORD_KEY, ServerRecord, decode_record, encode_record
 from p2pnode.training.engines.server.messages import Computed, Poll, TaskGiven, Told
 from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import ServerVerbs

@@ -11,8 +11,7 @@ import pytest
 
 from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
-from p2pnode.training.engines.server.core import MAX_KEYS, Failure, ServerRecord
-from p2pnode.training.engines.server.fencing import RECORD_KEY, encode_record
+from p2pnode.training.engines.server.core import MAX_KEYS, RECORD_KEY, Failure, ServerRecord, encode_record
 from p2pnode.training.engines.server.host import Members
 from p2pnode.training.engines.server.messages import HeldLease, NoServer, Poll, TaskGiven, Told
 from p2pnode.training.engines.server.options import ServerOptions
