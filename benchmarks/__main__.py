@@ -1,13 +1,9 @@
 """`python -m benchmarks [NAME …]`: measure, print a JSON line per figure, renew `figures.json` and its pages.
 
-Without names the standing ones run: start, loop_delay, steps, overlay_sockets, sealing. The others run by name or with
-`--all`: `outer_rule` and `codecs` need the MNIST files, and with `--network conv` half an hour; the other `overlay_…`
-simulate large swarms, for minutes up to an hour each; `fuzz` and `soak` take their `--minutes`; `flood`, `simulator`,
-`agreement`, `robust`, `process_faults`, `devices` and `memory` take minutes too, `large` and `exchange_history` as well
-and up to 20 GB of memory, and `characters`, `disturbed`, `async_rule` and
-`accuracy`, which needs the MNIST files, half an hour each; `partition`, `slow_joiner` and `wan` need network
-namespaces, and so root, and `wan` takes half an hour, with hivemind an hour and a half. A missed aim is said and shown
-in the table; it is no failure of the command.
+Without names the standing ones run: start, steps, kernels. The others run by name or with `--all`: `simulator`,
+`process_faults`, `devices`, `memory` and `overlay_large` take minutes, `exchange_history` as well and up to 20 GB of
+memory, `async_rule` half an hour; `partition` and `wan` need network namespaces, and so root, and `wan` takes half an
+hour, with hivemind an hour and a half. A missed aim is said and shown in the table; it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -23,45 +19,19 @@ from pathlib import Path
 from benchmarks import performance_page, record
 
 #: Each is a module here with `measure(arguments) -> Outcome`. They are imported when asked for: one needs torch.
-STANDING = ("start", "loop_delay", "steps", "overlay_sockets", "sealing")
+STANDING = ("start", "steps", "kernels")
 BY_NAME = (
-    "outer_rule",
-    "async_rule",
-    "codecs",
-    "accuracy",
-    "robust",
-    "fuzz",
-    "flood",
-    "overlay_scale",
-    "overlay_churn",
-    "overlay_population",
-    "overlay_sampling",
-    "overlay_liveness",
-    "overlay_large",
-    "exchange_history",
-    "simulator",
-    "agreement",
+    "peers",
+    "wan",
     "process_faults",
     "partition",
-    "slow_joiner",
-    "wan",
-    "data_coverage",
-    "soak",
-    "exchange",
-    "kernels",
-    "peers",
-    "barriers",
-    "step",
-    "characters",
-    "disturbed",
     "memory",
-    "large",
-    "word_count",
+    "async_rule",
+    "exchange_history",
+    "overlay_large",
+    "simulator",
     "parameter_server",
-    "records",
     "dispatch_store",
-    "dashboard",
-    "values",
     "devices",
 )
 
@@ -77,10 +47,13 @@ def parser() -> argparse.ArgumentParser:
         "--minutes",
         type=float,
         default=0.0,
-        help="dashboard, fuzz, soak, overlay_churn, overlay_large, overlay_liveness, wan: how long; 0: each one's own",
+        help="process_faults, overlay_large, wan: how long; 0: each one's own",
     )
     line.add_argument(
-        "--nodes", type=int, default=0, help="overlay_…, exchange_history: nodes in the swarm; 0: each benchmark's own"
+        "--nodes",
+        type=int,
+        default=0,
+        help="overlay_large, exchange_history: nodes in the swarm; 0: each one's own",
     )
     line.add_argument("--steps", type=int, default=0, help="exchange_history: of each node; 0: 50")
     line.add_argument(
@@ -89,50 +62,28 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--busy", type=int, default=0, help="process_faults: loops beside the nodes that use a core each")
     line.add_argument("--keep", type=Path, default=None, help="process_faults: a folder for the logs of the nodes")
     line.add_argument(
-        "--peers", type=int, action="append", default=[], help="exchange, peers, memory: group size; again for more"
+        "--peers", type=int, action="append", default=[], help="peers, memory: group size; again for more"
     )
     line.add_argument(
         "--parameters",
         type=float,
         action="append",
         default=[],
-        help="exchange, peers, memory, large, wan, accuracy: in millions; async_rule: 0.1 for a small model",
+        help="peers, memory, wan: in millions; async_rule: 0.1 for a small model",
     )
     line.add_argument(
         "--ways",
         action="append",
         default=[],
-        help='exchange: such as "bfloat16, plain"; wan: such as "codec=sparse, replicas=0"; accuracy: sparse; '
-        "devices: daemons, elastic, path; "
+        help='wan: such as "codec=sparse, replicas=0"; devices: daemons, elastic, path; '
         'async_rule: such as "pssp 1/0 late=0.5"',
     )
     line.add_argument("--scenario", action="append", default=[], help="wan: A, B, C, D or E; again for more")
     line.add_argument(
         "--hivemind", type=Path, default=None, help="peers, wan: Python of an environment with hivemind 1.1.12"
     )
-    line.add_argument(
-        "--data-dir",
-        type=Path,
-        default=None,
-        help="outer_rule, codecs, accuracy, barriers, devices: folder with the MNIST files",
-    )
-    line.add_argument("--network", choices=("mlp", "conv"), default="mlp", help="outer_rule, codecs: which network")
-    line.add_argument("--device", default="cpu", help="outer_rule, codecs: where they train")
-    line.add_argument(
-        "--rule",
-        action="append",
-        type=lr_and_momentum,
-        default=[],
-        metavar="LR/MOMENTUM",
-        help="outer_rule: another rule beside the default, shown and not recorded",
-    )
+    line.add_argument("--data-dir", type=Path, default=None, help="devices: folder with the MNIST files")
     return line
-
-
-def lr_and_momentum(text: str) -> tuple[float, float]:
-    """`0.7/0.5` as two numbers; `ValueError` for anything else."""
-    outer_lr, momentum = text.split("/")
-    return float(outer_lr), float(momentum)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -173,18 +124,15 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
         parts.append(f"--seed {arguments.seed}")
     if name == "process_faults" and arguments.busy:
         parts.append(f"--busy {arguments.busy}")
-    timed = ("fuzz", "process_faults", "soak", "overlay_churn", "overlay_large", "overlay_liveness", "wan")
-    if name in timed and arguments.minutes:
+    if name in ("process_faults", "overlay_large", "wan") and arguments.minutes:
         parts.append(f"--minutes {arguments.minutes:g}")
-    if name in ("outer_rule", "codecs") and arguments.network != "mlp":
-        parts.append(f"--network {arguments.network}")
-    if arguments.nodes and (name.startswith("overlay_") or name == "exchange_history"):
+    if arguments.nodes and name in ("overlay_large", "exchange_history"):
         parts.append(f"--nodes {arguments.nodes}")
     if arguments.steps and name == "exchange_history":
         parts.append(f"--steps {arguments.steps}")
     if name == "wan":
         parts += [f"--scenario {one}" for one in arguments.scenario]
-    if name in ("exchange", "peers", "memory", "large", "wan", "async_rule", "accuracy", "characters"):
+    if name in ("peers", "memory", "wan", "async_rule", "devices"):
         parts += [f"--peers {peers}" for peers in arguments.peers]
         parts += [f"--parameters {millions:g}" for millions in arguments.parameters]
         parts += [f"--ways '{way}'" for way in arguments.ways]

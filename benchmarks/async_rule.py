@@ -1,8 +1,8 @@
 """async_rule: barriers and outer rules on the character transformer, in one process with a virtual clock.
 
-Three nodes, each with a third of the text of `benchmarks.characters`, train with the real models and optimisers. One
-authoritative vector has the owner's arithmetic (`training.shards.state`), and the barriers are the daemon's
-(`training.barriers.predicates`). Every run repeats to the bit, so two rules are compared on equal seeds.
+Three nodes, each with a third of a text (CPython's own reference, which every machine has), train with the real models
+and optimisers. One authoritative vector has the owner's arithmetic (`training.shards.state`), and the barriers are the
+daemon's (`training.barriers.predicates`). Every run repeats to the bit, so two rules are compared on equal seeds.
 
 A way is a barrier, a rule and an option: `--ways "pssp 0.7/0.5"`, `--ways "asp 1/0 late=0.5"`.
 
@@ -25,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pydoc_data.topics import topics
 from random import Random
 from typing import NamedTuple
 
@@ -32,10 +33,8 @@ import msgspec
 import numpy as np
 import torch
 
-from benchmarks.characters import LOCAL_STEPS, NODES, OPTIONS, STEPS, Corpus
-from benchmarks.outer_rule import initial
 from benchmarks.record import NotMeasured, Outcome, Series
-from benchmarks.virtual_worker import ADDED, LATE, VirtualWorker, metrics_of
+from benchmarks.virtual_worker import ADDED, LATE, VirtualWorker, initial, metrics_of
 from p2pnode.training.barriers.predicates import Barrier, make_barrier
 from p2pnode.training.codec_choice import LEAST_LOSSY
 from p2pnode.training.encoding.codecs import CodecName, Vector
@@ -47,6 +46,10 @@ from p2pnode.training.tasks.text import TextOptions
 from p2pnode.training.trainer.loading import build_task
 from p2pnode.training.trainer.runner import TaskRunner
 
+NODES = 3
+OPTIONS = TextOptions(layers=4, width=160, heads=4, context=32, batch_size=8, learning_rate=1e-3, warmup=100)
+LOCAL_STEPS = 10
+STEPS = 60
 SEEDS = 5
 AIM = "≤ 1.02"
 #: Nodes of nearly equal speed, as processes that share a machine: that of a node is log-normal, each turn takes up to
@@ -56,6 +59,23 @@ SPEED_SIGMA, TURN_SIGMA = 0.05, 0.15
 SMALL = TextOptions(layers=2, width=64, heads=4, context=32, batch_size=8, learning_rate=2e-3, warmup=100)
 WAYS = ("bsp", "pssp", "asp")
 SCENE_NAMES = ("slow", "shape")
+
+
+class Corpus:
+    """The text, cut into a part for each node and one for evaluation, as files for the task `text`.
+
+    That task evaluates on the last tenth of its file. A file is therefore nine parts of training text and one part of
+    the common text.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        text = "\n".join(topics[name] for name in sorted(topics)).encode()
+        part = len(text) // (9 * NODES + 1)
+        common = text[-part:]
+        self.files = []
+        for node in range(NODES):
+            self.files.append(folder / f"third-{node}.txt")
+            self.files[-1].write_bytes(text[node * 9 * part : (node + 1) * 9 * part] + common)
 
 
 class Way(NamedTuple):

@@ -1,4 +1,4 @@
-"""Who takes turns in `exchange` and `peers`: groups of processes behind a gate that exchange the same vectors.
+"""What takes turns in `peers` and `memory`: groups of processes behind a gate that exchange the same vectors.
 
 A contestant starts, is timed turn by turn, and ends with everything it started. Nothing here evaluates.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from benchmarks.daemons import Daemon, Daemons, status, wait_until
-from benchmarks.gate import Gate, Turn, peak_bytes, reset_peak_memory
+from benchmarks.gate import Gate, Turn
 from benchmarks.record import NotMeasured
-from p2pnode.overlay.sealing.swarm_key import SwarmKey
 from p2pnode.training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
 
 #: Longest turn, and longest start of a group.
@@ -49,13 +47,12 @@ class Way(NamedTuple):
     """One way for p2pnode's daemons to exchange."""
 
     codec: str = "float32"
-    sealed: bool = False
     replicas: int = 0
     barrier: BarrierMethod = "asp"
 
     @property
     def name(self) -> str:
-        parts = [self.codec, "TLS" if self.sealed else "plain"]
+        parts = [self.codec, "plain"]
         parts += ["a backup"] if self.replicas else []
         return ", ".join(parts + ([self.barrier] if self.barrier != "asp" else []))
 
@@ -71,7 +68,6 @@ class Ours:
         folder: Path,
         *,
         free_steps: int = 1,
-        is_probed: bool = False,
         checkpoint_s: float = 0.0,
         shards: int = SHARDS,
     ) -> None:
@@ -82,37 +78,27 @@ class Ours:
         self.way = way
         self._checkpoint_s = checkpoint_s
         self._shards = shards
-        #: Where each notes when its loop woke; to note it wakes it 500 times a second, which is measured too.
-        self.wakes = [folder / f"wakes-{number}.json" if is_probed else None for number in range(peers)]
         self._gate = Gate(folder / "gate")
         self._group = Daemons(folder)
         self.nodes: list[Daemon] = []
-        key_file = ""
-        if way.sealed:
-            key = folder / "swarm.key"
-            key.write_text(SwarmKey(os.urandom(32)).text + "\n")
-            key.chmod(0o600)
-            key_file = str(key)
         try:
-            self._start(peers, key_file, free_steps)
+            self._start(peers, free_steps)
             self.shares = self._settle()
         except BaseException:
             self.stop()  # no other code knows these daemons
             raise
 
-    def _start(self, peers: int, key_file: str, free_steps: int) -> None:
+    def _start(self, peers: int, free_steps: int) -> None:
         for number in range(peers):
             options = {
                 "gate": str(self._gate.path),
                 "parameters": self.parameters,
                 "seed": number,
                 "free_steps": free_steps,
-                "wakes": str(self.wakes[number] or ""),
             }
             node = self._group.start(
                 TrainingSettings(options=options, min_nodes=peers, checkpoint_s=self._checkpoint_s, eval_steps=0),
                 bootstrap=self.nodes[0].listens_at if self.nodes else "",
-                key_file=key_file,
                 command=("benchmarks.gated_daemon",),
                 barrier=BarrierSettings(method=self.way.barrier),
                 exchange=msgspec.structs.replace(exchange_settings(self.way), shards=self._shards),
@@ -150,10 +136,6 @@ class Ours:
     def turn(self) -> Turn:
         return self._gate.turn(TURN_S)
 
-    def bytes_sent(self) -> list[int]:
-        """By each node, since its start."""
-        return [wait_until(node, lambda _: True, what="there")["exchange"]["bytes_sent"] for node in self.nodes]
-
     def checkpoints(self) -> list[int]:
         """How many each node has written."""
         clients = [node.client for node in self.nodes if node.client is not None]
@@ -165,14 +147,6 @@ class Ours:
     def pids(self) -> list[int]:
         """The process of each node, in the order of `nodes`."""
         return [node.pid for node in self.nodes]
-
-    def reset_peaks(self) -> None:
-        for pid in self._gate.pids:
-            reset_peak_memory(pid)
-
-    def peak_mb(self) -> float:
-        """Of the largest of the daemons, since the last reset."""
-        return max(peak_bytes(pid) for pid in self._gate.pids) / 1e6
 
     def leave(self) -> None:
         """Ask the daemons to end, and wait until they have."""
@@ -204,12 +178,12 @@ def exchange_settings(way: Way) -> ExchangeSettings:
 
 
 @contextlib.contextmanager
-def ours(way: Way, peers: int, parameters: int, *, free_steps: int = 1, is_probed: bool = False) -> Iterator[Ours]:
+def ours(way: Way, peers: int, parameters: int) -> Iterator[Ours]:
     """A group of daemons that is gone at the end."""
     with tempfile.TemporaryDirectory(prefix="p2pnode-bench-", ignore_cleanup_errors=True) as folder:
         group: Ours | None = None
         try:
-            group = Ours(way, peers, parameters, Path(folder), free_steps=free_steps, is_probed=is_probed)
+            group = Ours(way, peers, parameters, Path(folder))
             yield group
         finally:
             if group is not None:
@@ -319,7 +293,3 @@ def cpu_per_peer(turns: Sequence[Turn], peers: int) -> list[float]:
 def ratios(first: Sequence[float], second: Sequence[float]) -> list[float]:
     """Of neighbouring turns."""
     return [a / b for a, b in zip(first, second, strict=True)]
-
-
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values)

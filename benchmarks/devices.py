@@ -28,15 +28,15 @@ import torch
 
 from benchmarks.bare_loop import TASK
 from benchmarks.daemons import Daemon, daemons, status, wait_until
-from benchmarks.outer_rule import default_rule, initial
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.steps import BareLoop, bare_loop, between, node_rate, pause
-from benchmarks.virtual_worker import metrics_of
+from benchmarks.virtual_worker import initial, metrics_of
 from p2pnode.training.devices.arithmetic import weighted_mean, weights_of
 from p2pnode.training.devices.positions import AveragePositions, LeaderPositions
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.settings import BarrierSettings, DevicesSettings, ExchangeSettings, TrainingSettings
 from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
 from p2pnode.training.shards.state import ShardState
 from p2pnode.training.trainer.loading import build_task
 from p2pnode.training.trainer.runner import TaskRunner
@@ -234,12 +234,14 @@ def _accuracy(rule: str, task: str, data_dir: str, seed: int) -> float:
         runners.append(TaskRunner(task, built, spec))
     state = ShardState(initial(runners[0]), runners[0].model_vector.layout.parameter_total)
     hosts = [_VirtualHost(rule, runners[first : first + TRAINERS]) for first in range(0, len(runners), TRAINERS)]
+    settings = ExchangeSettings()
+    rule_of_the_swarm = Rule(settings.outer_lr, settings.outer_momentum)
     for step in range(1, STEPS + 1):
         vector = state.value.copy()
         for host in hosts:
             host.train(step, vector)
         for number, host in enumerate(hosts):
-            state.apply(DeltaId(bytes([number]) * 20, 1, step), 1 / NODES, host.delta, default_rule())
+            state.apply(DeltaId(bytes([number]) * 20, 1, step), 1 / NODES, host.delta, rule_of_the_swarm)
     return 100 * metrics_of(runners[0], state.value.copy())["accuracy"]
 
 

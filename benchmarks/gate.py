@@ -129,11 +129,6 @@ def tree_cpu_seconds(pids: list[int]) -> float:
     return total / CLOCK_TICKS
 
 
-def reset_peak_memory(pid: int) -> None:
-    """Reset the peak that `peak_bytes` reads."""
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
-
-
 def peak_bytes(pid: int) -> int:
     """VmHWM of a process. Linux only."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():

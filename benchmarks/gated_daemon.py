@@ -3,15 +3,12 @@
 Everything is `p2pnode.daemon` (sockets, TLS, disk, HTTP, signals) but the trainer. It has real shared memory, gives the
 same noise as its delta at once, and begins a step on the harness's signal (`benchmarks.gate`), when the values of the
 last one have arrived. So a step is its exchange and nothing else. `[training.options]`: `gate` (path of the socket),
-`parameters`, `seed`, `free_steps` (steps it makes of one `go`; 1), `wakes` (file for the wake-ups of the loop, see
-`benchmarks.probed`; none).
+`parameters`, `seed`, `free_steps` (steps it makes of one `go`; 1).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
 import socket
 import sys
@@ -21,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.plain_trainer import PlainTrainer
-from benchmarks.probed import Wakes, probe
 from p2pnode import daemon
 from p2pnode.config.load import load
 from p2pnode.training.layout import Layout, LayoutEntry
@@ -57,9 +53,6 @@ class GatedTrainer(PlainTrainer):
         self._arrived = asyncio.Event()
         self._arrived.set()
         self._gate: socket.socket | None = None
-        self._wakes_file = str(options.get("wakes", ""))
-        self._wakes: Wakes = []
-        self._probe: asyncio.Task[None] | None = None
         self.vector: Vector = np.empty(0, np.float32)
         self.delta: Vector = np.empty(0, np.float32)
 
@@ -69,8 +62,6 @@ class GatedTrainer(PlainTrainer):
         self._gate.setblocking(False)
         await asyncio.get_running_loop().sock_connect(self._gate, self._path)
         await self._say(f"pid {os.getpid()}")
-        if self._wakes_file:
-            self._probe = asyncio.create_task(probe(self._wakes), name="loop-probe")
         self.state = "running"
         return TrainerHello(self._layout, "gated", "1", "", "stub", evaluates=False, pid=0)
 
@@ -107,12 +98,6 @@ class GatedTrainer(PlainTrainer):
 
     async def stop(self, stop_s: float = 0.0) -> TrainerEnd:
         end = await super().stop(stop_s)
-        if self._probe is not None:
-            probing, self._probe = self._probe, None
-            probing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await probing
-            await asyncio.to_thread(Path(self._wakes_file).write_text, json.dumps(self._wakes))
         if self._gate is not None:
             self._gate.close()
             self._gate = None

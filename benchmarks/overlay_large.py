@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from benchmarks.overlay_churn import Churn, Churned
-from benchmarks.overlay_liveness import BOUND_S, STALL_EVERY_S, STALL_S, holds
-from benchmarks.overlay_scale import Found, Joined, join, pairs_of, recall, resolve
 from benchmarks.record import Outcome, Series
 from p2pnode.overlay.overlay import Overlay
 from p2pnode.overlay.peers import PeerChange
 from tests.harness.environment.quick_identity import quick_identities
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.overlay_churn import Churn, Churned
+from tests.harness.swarms.overlay_liveness import BOUND_S, STALL_EVERY_S, STALL_S, holds
+from tests.harness.swarms.overlay_scale import Found, Joined, join, pairs_of, recall, resolve
 from tests.harness.swarms.overlay_swarm import OverlayWorld
 
 NODES = 1000

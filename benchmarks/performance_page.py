@@ -12,7 +12,7 @@ import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.record import ROOT
 
@@ -20,26 +20,8 @@ LINES = ROOT / "benchmarks" / "performance.jsonl"
 PAGE = ROOT / "docs" / "performance.md"
 FIGURES = ROOT / "docs" / "figures"
 #: What the page shows, in this order. docs/figures.md shows only those of their figures that have an aim.
-SHOWN = ("peers", "wan", "exchange", "kernels", "step", "barriers", "characters", "accuracy", "async_rule")
+SHOWN = ("peers", "wan", "kernels", "async_rule")
 
-
-class Curves(NamedTuple):
-    """A picture of curves: what the names of its lines begin with, the axes, and what its file name ends in."""
-
-    benchmark: str
-    prefix: str
-    across: str
-    up: str
-    ending: str = ""
-
-
-CURVES = (
-    Curves("barriers", "virtual seconds to 92 %, ", "virtual seconds", "accuracy, percent"),
-    Curves("characters", "loss of ", "steps", "validation loss, nats per byte"),
-    Curves("accuracy", "accuracy of ", "steps", "accuracy of the shared model", "_digits"),
-    Curves("accuracy", "loss of ", "steps", "validation loss, nats per byte", "_characters"),
-    Curves("async_rule", "loss of ", "steps", "validation loss, nats per byte"),
-)
 
 #: Colours of what is compared.
 OURS, OTHERS = "#4878a8", "#a8a8a8"
@@ -110,36 +92,33 @@ def draw(lines: Sequence[Line], folder: Path = FIGURES) -> list[str]:
     from matplotlib import pyplot
 
     drawn = []
-    for benchmark in ("peers", "exchange"):
-        speeds = [line for line in lines if line["benchmark"] == benchmark and line["unit"] == "MB/s per peer"]
-        speeds.sort(key=lambda line: _group_of(line["name"]))
-        if speeds:
-            figure, axes = pyplot.subplots(figsize=(8, 0.4 + 0.28 * len(speeds)))
-            medians = [line["median"] for line in speeds]
-            low_high = [[abs(line["spread"][end] - line["median"]) for line in speeds] for end in (0, 1)]
-            ours = benchmark == "exchange"
-            colours = [OURS if ours or line["name"].startswith("p2pnode") else OTHERS for line in speeds]
-            axes.barh([line["name"] for line in speeds], medians, xerr=low_high, color=colours)
-            axes.invert_yaxis()
-            axes.set_xscale("log")
-            axes.set_xlabel("MB of float32 parameters per second and peer (median, lowest and highest)")
-            drawn.append(_save(figure, folder / f"performance_{benchmark}.png"))
-    for benchmark, prefix, across, up, ending in CURVES:
-        curves = {
-            line["name"].removeprefix(prefix): line["details"]["curves"]
-            for line in lines
-            if line["benchmark"] == benchmark and line["name"].startswith(prefix) and "curves" in line["details"]
-        }
-        if curves:
-            figure, axes = pyplot.subplots(figsize=(7, 4))
-            for name, runs in curves.items():
-                points = min(len(run) for run in runs)
-                at = [point[0] for point in runs[0][:points]]
-                axes.plot(at, [statistics.median(run[point][1] for run in runs) for point in range(points)], label=name)
-            axes.set_xlabel(across)
-            axes.set_ylabel(up)
-            axes.legend()
-            drawn.append(_save(figure, folder / f"performance_{benchmark}{ending}.png"))
+    speeds = [line for line in lines if line["benchmark"] == "peers" and line["unit"] == "MB/s per peer"]
+    speeds.sort(key=lambda line: _group_of(line["name"]))
+    if speeds:
+        figure, axes = pyplot.subplots(figsize=(8, 0.4 + 0.28 * len(speeds)))
+        medians = [line["median"] for line in speeds]
+        low_high = [[abs(line["spread"][end] - line["median"]) for line in speeds] for end in (0, 1)]
+        colours = [OURS if line["name"].startswith("p2pnode") else OTHERS for line in speeds]
+        axes.barh([line["name"] for line in speeds], medians, xerr=low_high, color=colours)
+        axes.invert_yaxis()
+        axes.set_xscale("log")
+        axes.set_xlabel("MB of float32 parameters per second and peer (median, lowest and highest)")
+        drawn.append(_save(figure, folder / "performance_peers.png"))
+    curves = {
+        line["name"].removeprefix("loss of "): line["details"]["curves"]
+        for line in lines
+        if line["benchmark"] == "async_rule" and line["name"].startswith("loss of ") and "curves" in line["details"]
+    }
+    if curves:
+        figure, axes = pyplot.subplots(figsize=(7, 4))
+        for name, runs in curves.items():
+            points = min(len(run) for run in runs)
+            at = [point[0] for point in runs[0][:points]]
+            axes.plot(at, [statistics.median(run[point][1] for run in runs) for point in range(points)], label=name)
+        axes.set_xlabel("steps")
+        axes.set_ylabel("validation loss, nats per byte")
+        axes.legend()
+        drawn.append(_save(figure, folder / "performance_async_rule.png"))
     return drawn
 
 

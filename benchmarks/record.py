@@ -30,22 +30,7 @@ PACKAGES = ("torch", "numpy", "uvloop", "aiohttp", "kademlia")
 
 #: These have so many figures that docs/figures.md shows only those with an aim. `figures.json` has them all, and
 #: docs/performance.md those of the exchange.
-AIMS_ALONE = (
-    "exchange",
-    "kernels",
-    "peers",
-    "step",
-    "barriers",
-    "simulator",
-    "overlay_scale",
-    "overlay_churn",
-    "overlay_liveness",
-    "overlay_large",
-    "overlay_population",
-    "overlay_sampling",
-    "wan",
-    "records",
-)
+AIMS_ALONE = ("kernels", "peers", "simulator", "overlay_large", "wan")
 
 _AIM = re.compile(r"(≤|≥) (-?[\d.]+)")
 _MARKED = re.compile(r"(<!-- figures: begin[^\n]*-->\n).*?(<!-- figures: end -->)", re.DOTALL)

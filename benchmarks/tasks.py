@@ -1,4 +1,4 @@
-"""Tasks for measuring: `Load`, whose optimiser step can be made as long as wanted, and `Mlp`, a small network on MNIST.
+"""Tasks for measuring: `Load`, whose optimiser step can be made as long as wanted, `PacedDigits` and `Wide`.
 
 The trainer's process imports them by name (`benchmarks.tasks:Load`); the harness itself needs no torch for that.
 """
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pnode.training.tasks.digits import Digits
-from p2pnode.training.tasks.mnist import Mnist
 from p2pnode.training.tasks.task import TrainSpec, read_options
 
 
@@ -58,14 +57,6 @@ class Load:
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
         batch = next(self.batches())
         return {"loss": float(self.loss(model, batch))}, len(batch)
-
-
-class Mlp(Mnist):
-    """784-128-10 on the images of the task `mnist`: its network takes minutes where this takes seconds."""
-
-    def build(self) -> TrainSpec:
-        model = nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10)).to(self._device)
-        return TrainSpec(model, torch.optim.AdamW(model.parameters(), lr=self._options.learning_rate))
 
 
 class PacedDigits(Digits):

@@ -45,15 +45,13 @@ class VirtualWorker:
         assert report is not None
         assert report.has_delta
 
-    def encode(self, codec: CodecName, sparse_values: int = codecs.SPARSE_VALUES) -> int:
-        """Make the delta what its owner gets of it; returns the bytes."""
-        size_bytes = self.delta.nbytes
+    def encode(self, codec: CodecName) -> None:
+        """Make the delta what its owner gets of it."""
         if codec != "float32":
             rest = np.zeros_like(self.delta)
-            size_bytes = len(codecs.encode_with_feedback(self.delta, rest, codec, sparse_values))
+            codecs.encode_with_feedback(self.delta, rest, codec)
             self.delta -= rest
         self._runner.apply(DeltaSent())
-        return size_bytes
 
     def arrival(self) -> ValuesArrived | None:
         """What was pulled, in the runner's buffer."""
@@ -83,6 +81,13 @@ class _Arrival:
 
     def entered(self) -> None:
         pass
+
+
+def initial(runner: TaskRunner) -> Vector:
+    """The model as its task builds it, `float32[total]`."""
+    vector = np.zeros(runner.model_vector.layout.total, np.float32)
+    runner.model_vector.read(vector)
+    return vector
 
 
 def metrics_of(runner: TaskRunner, value: Vector) -> dict[str, float]:

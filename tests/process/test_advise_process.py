@@ -24,7 +24,7 @@ STEP_S = 0.05
 def start(group: Daemons, number: int, bootstrap: str = "", *, min_nodes: int = 1, mean_s: float = STEP_S) -> Daemon:
     """A daemon whose trainer sleeps for exponential times."""
     training = TrainingSettings(
-        task="benchmarks.stub_daemon:SleepingTrainer",
+        task="tests.process.harness.sleeping_daemon:SleepingTrainer",
         min_nodes=min_nodes,
         eval_steps=0,
         checkpoint_s=0.0,
@@ -33,7 +33,12 @@ def start(group: Daemons, number: int, bootstrap: str = "", *, min_nodes: int = 
     return group.start(
         training,
         bootstrap=bootstrap,
-        command=("tests.process.harness.forked_command", with_daemon().path, "-m", "benchmarks.stub_daemon"),
+        command=(
+            "tests.process.harness.forked_command",
+            with_daemon().path,
+            "-m",
+            "tests.process.harness.sleeping_daemon",
+        ),
         barrier=BarrierSettings(method="bsp"),
         exchange=ExchangeSettings(shards=1),
     )

@@ -52,7 +52,6 @@ messages = st.builds(
     ),
 )
 datagrams = st.binary(max_size=1500) | messages
-#: A million other examples are `make bench ARGS=fuzz`.
 FIXED = settings(
     derandomize=True, database=None, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

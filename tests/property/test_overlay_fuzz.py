@@ -1,4 +1,4 @@
-"""Mutated datagrams into a node of a small swarm; `python -m benchmarks fuzz` does it for ten minutes."""
+"""Mutated datagrams into a node of a small swarm."""
 
 from __future__ import annotations
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import overlay_large, overlay_liveness, overlay_population, overlay_scale
+from benchmarks import overlay_large
 from p2pnode.overlay.membership import failure_detector
 from p2pnode.overlay.membership.members import EAGER_VIEW
 from tests.harness.environment.quick_identity import quick_identities
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms import overlay_liveness, overlay_population, overlay_scale
 from tests.harness.swarms.overlay_swarm import OverlayWorld
 
 

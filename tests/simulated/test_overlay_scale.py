@@ -1,4 +1,4 @@
-"""Small versions of the overlay's benchmarks: joining, mass death, churn, liveness under a loaded loop, dial-back."""
+"""Small overlays: joining, mass death, churn, liveness under a loaded loop, dial-back."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks import overlay_churn, overlay_liveness, overlay_population, overlay_sampling, overlay_scale
 from p2pnode.overlay.nat.reachability import DIAL_BACK, DialBackAnswer
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Buffer, Response, TransportError
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
+from tests.harness.swarms import overlay_churn, overlay_draws, overlay_liveness, overlay_population, overlay_scale
 from tests.harness.swarms.overlay_swarm import OverlayWorld, address_of
 
 
@@ -102,7 +102,7 @@ def test_the_estimate_follows_when_half_the_swarm_crashes() -> None:
 def test_balls_found_by_real_lookups_are_exact_and_draws_through_them_are_uniform() -> None:
     """60 nodes, every datagram simulated: each ball is the true one, draws pass chi-square, the cost is reported."""
     print("seed 55")
-    real = overlay_sampling.run_real(55, 60, 150, 600, settle_s=60.0)
+    real = overlay_draws.run_real(55, 60, 150, 600, settle_s=60.0)
     print(real)
 
     assert real.exact_balls == 1.0

@@ -1,21 +1,23 @@
 """The simulator against the real thing: whole nodes on the simulated network, and `training.simulation` on one plan.
 
 Both get the same step times, node by node and step by step. So they differ only by what the simulator leaves out:
-messages, pushes and pulls, the overlay's samples. `benchmarks/agreement.py` has the same with real processes.
+messages, pushes and pulls, the overlay's samples.
 """
 
 from __future__ import annotations
 
 import asyncio
 import statistics
+from dataclasses import dataclass
 from random import Random
 
 import pytest
 
-from benchmarks.agreement import Run, simulated
 from p2pnode.training.settings import BarrierMethod, BarrierSettings
+from p2pnode.training.simulation.model.plan import Plan
 from p2pnode.training.simulation.model.random_streams import DURATIONS, RandomStream
 from p2pnode.training.simulation.model.step_times import StepTimes
+from p2pnode.training.simulation.run import simulate
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Swarm
@@ -28,7 +30,41 @@ NODES = 16
 STEP_S = 1.0
 DELAY_S = (0.0002, 0.001)
 REPOLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What both sides are given. `looks` at the second half: at one moment the spread is a whole number or two."""
+
+    nodes: int
+    duration_s: float
+    step_s: float
+    repoll_s: float
+    seed: int
+    looks: int
+
+    @property
+    def looks_s(self) -> list[float]:
+        """Seconds after the beginning."""
+        return [self.duration_s * (0.5 + 0.5 * look / self.looks) for look in range(1, self.looks + 1)]
+
+
 RUN = Run(nodes=NODES, duration_s=50.0, step_s=STEP_S, repoll_s=REPOLL_S, seed=SEED, looks=20)
+
+
+def simulated(barrier: BarrierSettings, run: Run) -> tuple[float, float]:
+    """Mean completed steps at the end, and mean spread over the looks, of the simulator."""
+    plan = Plan(
+        nodes=run.nodes,
+        barrier=barrier,
+        duration_s=run.duration_s + 1e-6,
+        steps=StepTimes("exp", run.step_s),
+        discipline="pool",
+        repoll_s=run.repoll_s,
+        seed=run.seed,
+    )
+    moments = simulate(plan, moments_s=run.looks_s).moments
+    return moments[-1].mean, statistics.fmean(moment.sd for moment in moments)
 
 
 def step_times(name: str) -> StepTime:

@@ -1,6 +1,6 @@
 """A real daemon whose memory can be broken: `python -m tests.process.harness.odd_daemon --config node.toml`.
 
-Everything is `p2pnode.daemon`, with a trainer that sleeps (`benchmarks.stub_daemon`). SIGUSR2 overwrites the values of
+Everything is `p2pnode.daemon`, with a trainer that sleeps (`sleeping_daemon.py`). SIGUSR2 overwrites the values of
 every shard that it owns, in the memory of this process.
 """
 
@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.stub_daemon import SleepingTrainer
 from p2pnode import daemon
 from p2pnode.config.load import load
 from p2pnode.lifecycle.node import Node
 from p2pnode.training.trainer_link.interface import Resume, TrainerHello
+from tests.process.harness.sleeping_daemon import SleepingTrainer
 
 #: The node of this process.
 NODES: list[Node] = []

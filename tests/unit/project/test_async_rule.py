@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.async_rule import Swarm, way_of
-from benchmarks.characters import LOCAL_STEPS
+from benchmarks.async_rule import LOCAL_STEPS, Swarm, way_of
 from benchmarks.record import NotMeasured
 from benchmarks.virtual_worker import LATE
 from p2pnode.training.settings import ExchangeSettings

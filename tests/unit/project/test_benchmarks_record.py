@@ -98,7 +98,7 @@ def test_the_json_line_is_one_line_with_all_that_was_measured() -> None:
 def test_a_run_renews_its_own_figures_only() -> None:
     """Figures of other benchmarks stay, in order; those of one that ran with these arguments are all replaced."""
     known = [figure("start", "a"), figure("start", "b"), figure("steps", "c")]
-    fresh = [figure("start", "d"), figure("loop_delay", "e")]
+    fresh = [figure("start", "d"), figure("wan", "e")]
 
     assert [entry.name for entry in record.merged(known, fresh)] == ["d", "c", "e"]
 
@@ -178,9 +178,9 @@ def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_command_has_no_path_of_this_machine() -> None:
     """The command shown is what another person types; where his files lie is his own."""
-    arguments = parser().parse_args(["outer_rule", "--network", "conv", "--repetitions", "2", "--data-dir", "/data"])
+    arguments = parser().parse_args(["devices", "--ways", "path", "--repetitions", "2", "--data-dir", "/data"])
 
-    assert command_of("outer_rule", arguments) == 'make bench ARGS="outer_rule --network conv --repetitions 2"'
+    assert command_of("devices", arguments) == """make bench ARGS="devices --ways 'path' --repetitions 2\""""
 
     arguments = parser().parse_args(["exchange_history", "--nodes", "300", "--seed", "1"])
 

@@ -12,9 +12,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from benchmarks.overlay_population import Errors, estimate_often, theoretical_spread
 from p2pnode.overlay.discovery.population import CONTRADICTION, RECENT, WINDOW_LOOKUPS, Estimator
 from p2pnode.overlay.ids import ID_SPACE
+from tests.harness.swarms.overlay_population import Errors, estimate_often, theoretical_spread
 
 K = 20
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from benchmarks.overlay_sampling import draw_naively, draw_with_truth, judge
 from p2pnode.overlay.discovery.sampling import SLOTS, SamplePool, ball_radius, inside_ball, is_kept
 from p2pnode.overlay.ids import distance, random_id
 from tests.harness.builders.peers import ids
+from tests.harness.swarms.overlay_draws import draw_naively, draw_with_truth, judge
 
 
 @pytest.mark.promise(9)

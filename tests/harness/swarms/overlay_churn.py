@@ -1,4 +1,4 @@
-"""overlay_churn: an hour of nodes that come and go, on the simulated network.
+"""Overlay nodes that come and go, on the simulated network.
 
 Lives are exponential with a median of ten virtual minutes. Of those that end, three in four are killed and one in four
 leaves in order. A third returns on its own disk after a while; the others are replaced by new nodes. Every node may
@@ -8,7 +8,6 @@ start to after its end, comes back first and at its address.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 import random
@@ -16,17 +15,13 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from benchmarks.record import Outcome, Series
 from p2pnode.overlay.discovery.lookup_service import Finished
 from p2pnode.overlay.overlay import Overlay
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.overlay_swarm import OverlayWorld
 
-NODES = 200
-MINUTES = 60.0
 MEDIAN_LIFE_S = 600.0
 BOOTSTRAPS = 3
-REPETITIONS = 3
 #: A node that joined so lately is not looked for yet: it may still be on its way in.
 SETTLED_S = 10.0
 LOOKUPS_PER_MINUTE = 30
@@ -158,33 +153,3 @@ def run(seed: int, nodes: int, minutes: int, median_life_s: float = MEDIAN_LIFE_
         return churn.found
 
     return VirtualLoop().run(story(), limit_s=60.0 * minutes + 600)
-
-
-def measure(arguments: argparse.Namespace) -> Outcome:
-    nodes = arguments.nodes or NODES
-    minutes = arguments.minutes or MINUTES
-    found = [run(seed, nodes, round(minutes)) for seed in range(arguments.repetitions or REPETITIONS)]
-    conditions = (
-        f"simulated network, real overlay code: {nodes} nodes, 1 to 10 ms one way, {minutes:g} virtual minutes, lives "
-        f"exponential with a median of {MEDIAN_LIFE_S / 60:g} minutes, {1 - LEAVING_SHARE:.0%} killed and the rest "
-        f"leaving in order, a third of them back on their disk, one seed per repetition"
-    )
-    return Outcome(
-        "overlay_churn",
-        conditions,
-        [
-            Series("churn: nodes that ended meanwhile", "", [each.deaths + each.leaves for each in found]),
-            Series("churn: nodes isolated at the end", "", [each.isolated + each.unreached for each in found], "≤ 0"),
-            Series("churn: lookups right", "%", [100 * each.right / each.lookups for each in found], "≥ 99"),
-            Series("churn: lookups right in the worst minute", "%", [100 * min(each.by_minute) for each in found]),
-            Series("churn: lookup time, 99 %", "virtual s", [_p99(each) for each in found]),
-            Series("churn: dead in routing tables", "%", [100 * each.dead_entries for each in found]),
-            Series("churn: dead in lists of peers", "%", [100 * each.dead_peers for each in found]),
-            Series("churn: error of the population estimate, median", "%", [100 * e.estimate_error for e in found]),
-        ],
-    )
-
-
-def _p99(churned: Churned) -> float:
-    ordered = sorted(finished.seconds for finished in churned.took)
-    return ordered[int(0.99 * len(ordered))]

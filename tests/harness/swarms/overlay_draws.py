@@ -1,4 +1,4 @@
-"""overlay_sampling: whether peers are drawn uniformly, beside the bias of "closest to a random id".
+"""Whether peers are drawn uniformly, beside the bias of "closest to a random id".
 
 Two parts, because 200,000 draws with every datagram simulated would take hours. In a simulated swarm of real overlay
 code every lookup of a random target is compared with the truth: the share whose ball (all nodes within the radius) is
@@ -9,7 +9,6 @@ whole way, through real lookups.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 import random
@@ -22,7 +21,6 @@ from typing import Any, cast
 
 from kademlia.node import Node as KademliaNode
 
-from benchmarks.record import Outcome, Series
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.discovery.peer_sampling import PeerSampler
 from p2pnode.overlay.discovery.sampling import POOL_BALLS, ball_radius, inside_ball
@@ -35,13 +33,7 @@ from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.overlay_swarm import OverlayWorld
 
-SIZES = (200, 1000)
-DRAWS = 200_000
 BETA = 10
-CHECKED_LOOKUPS = 2000
-REAL_DRAWS = 5000
-#: Steps of the sampler after which a pool holds nothing of what it held before, with POOL_BALLS kept in between.
-REPETITIONS = 3
 
 
 @dataclass(frozen=True)
@@ -203,37 +195,3 @@ def run_real(seed: int, nodes: int, lookups: int, draws: int, *, settle_s: float
         )
 
     return VirtualLoop().run(story())
-
-
-def measure(arguments: argparse.Namespace) -> Outcome:
-    repetitions = range(arguments.repetitions or REPETITIONS)
-    sizes = (arguments.nodes,) if arguments.nodes else SIZES
-    series: list[Series] = []
-    for nodes in sizes:
-        ours = [draw_with_truth(seed, nodes, DRAWS) for seed in repetitions]
-        naive = [draw_naively(seed, nodes, DRAWS) for seed in repetitions]
-        at = f"{nodes} nodes"
-        series += [
-            Series(f"{at}: chi-square p of {DRAWS} draws", "", [each.p_value for each in ours], "≥ 0.001"),
-            Series(
-                f"{at}: total variation in units of its noise", "", [each.total_variation / each.noise for each in ours]
-            ),
-            Series(f"{at}: total variation of closest to a random id", "", [each.total_variation for each in naive]),
-            Series(f"{at}: most drawn node, closest to a random id, over fair", "", [each.most for each in naive]),
-        ]
-    real = [run_real(seed, sizes[0], CHECKED_LOOKUPS, REAL_DRAWS) for seed in repetitions]
-    at = f"{sizes[0]} nodes, every datagram simulated"
-    series += [
-        Series(f"{at}: balls exactly right", "%", [100 * each.exact_balls for each in real]),
-        Series(f"{at}: chi-square p of {REAL_DRAWS} draws", "", [each.uniformity.p_value for each in real], "≥ 0.001"),
-        Series(f"{at}: sampling lookups per second and node", "1/s", [each.lookups_per_second for each in real]),
-        Series(f"{at}: lookups per pooled peer", "", [each.lookups_per_pooled_peer for each in real]),
-        Series(f"{at}: lookups per independent draw", "", [each.lookups_per_draw for each in real]),
-        Series(f"{at}: peers in a pool, median", "", [each.pool for each in real]),
-        Series(f"{at}: oldest pool entry", "virtual s", [each.oldest_s for each in real], "≤ 125"),
-    ]
-    conditions = (
-        f"samples of {BETA} from pools renewed whole between samples, every node draws equally often; lookups that "
-        f"return the true 20 closest, but where every datagram is simulated; one set of ids per repetition"
-    )
-    return Outcome("overlay_sampling", conditions, series)

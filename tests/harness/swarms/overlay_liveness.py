@@ -1,4 +1,4 @@
-"""overlay_liveness: who is held for dead when datagrams are lost and loops stall, and how long the dead are held alive.
+"""Which nodes are held for dead when datagrams are lost and loops stall, and how long the dead are held alive.
 
 On the simulated network, real overlay code. Every node's loop stalls now and then: nothing of that node runs, it
 receives nothing, and its timers come late. The others continue. A false death is a running node that another node
@@ -9,20 +9,16 @@ by its backup. A barrier may have to wait until they declare it dead.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 from dataclasses import dataclass, field
 
-from benchmarks.record import Outcome, Series
 from p2pnode.overlay.ids import random_id
 from p2pnode.overlay.overlay import Overlay
 from p2pnode.overlay.peers import PeerChange
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.overlay_swarm import OverlayWorld
 
-NODES = 100
-MINUTES = 60.0
 LOSS = 0.05
 STALL_S = 0.2
 #: A node's loop stalls once in so many seconds, on average.
@@ -31,7 +27,6 @@ STALL_EVERY_S = 10.0
 KILL_EVERY_S = 120.0
 #: Placement asks this often, so that there are candidates kept to be cleaned.
 CANDIDATES_EVERY_S = 20.0
-REPETITIONS = 3
 #: So many nodes watch the one that will be killed, from so long before.
 WATCHERS = 3
 WATCHED_S = 5.0
@@ -42,7 +37,6 @@ PARTNER_BOUND_S = 7.0
 LOOKING_UP = ("overlay sampling", "overlay refresh", "overlay crawl")
 #: Within this long after a crash, no node lists the crashed one any more (docs/architecture.md).
 BOUND_S = 15.0
-GONE = "killed to gone from all peers, tables, pools and candidates"
 
 
 @dataclass
@@ -174,50 +168,3 @@ def run(
         return watch.found
 
     return VirtualLoop().run(story(), limit_s=2 * seconds + 600)
-
-
-def measure(arguments: argparse.Namespace) -> Outcome:
-    nodes = arguments.nodes or NODES
-    minutes = arguments.minutes or MINUTES
-    found = [run(seed, nodes, 60 * minutes) for seed in range(arguments.repetitions or REPETITIONS)]
-    conditions = (
-        f"simulated network, real overlay code: {nodes} nodes, 1 to 10 ms one way, {LOSS:.0%} of datagrams lost, each "
-        f"node's loop stalls {1000 * STALL_S:.0f} ms every {STALL_EVERY_S:g} s on average, {minutes:g} virtual "
-        f"minutes, a node killed every {KILL_EVERY_S:g} s and watched as a partner by {WATCHERS}, one seed per "
-        f"repetition; quantiles are over the killed of one repetition"
-    )
-    return Outcome(
-        "overlay_liveness",
-        conditions,
-        [
-            Series("living nodes declared dead", "", [each.false_deaths for each in found], "≤ 0"),
-            Series(
-                "living nodes suspected, per node and hour",
-                "",
-                [3600 * each.suspicions / each.node_seconds for each in found],
-            ),
-            Series("killed to known by a watching partner, median", "virtual s", _quantiles(found, "watched_s", 0.5)),
-            Series(
-                "killed to known by a watching partner, longest",
-                "virtual s",
-                _quantiles(found, "watched_s", 1.0),
-                f"≤ {PARTNER_BOUND_S:g}",
-            ),
-            Series("killed to first known, median", "virtual s", _quantiles(found, "first_s", 0.5)),
-            Series("killed to known by half, median", "virtual s", _quantiles(found, "half_s", 0.5)),
-            Series(
-                f"{GONE}, median",
-                "virtual s",
-                _quantiles(found, "gone_s", 0.5),
-                details={"all": [sorted(round(each, 1) for each in one.gone_s) for one in found]},
-            ),
-            Series(f"{GONE}, 90 %", "virtual s", _quantiles(found, "gone_s", 0.9)),
-            Series(f"{GONE}, longest", "virtual s", _quantiles(found, "gone_s", 1.0), f"≤ {BOUND_S:g}"),
-        ],
-    )
-
-
-def _quantiles(found: list[Watched], what: str, share: float) -> list[float]:
-    """Of each repetition: within which time so large a share was known or gone."""
-    ordered = [sorted(getattr(each, what)) for each in found]
-    return [times[min(len(times) - 1, int(share * len(times)))] for times in ordered]

@@ -1,4 +1,4 @@
-"""A real daemon whose trainer sleeps: `python -m benchmarks.stub_daemon --config node.toml`.
+"""A real daemon whose trainer sleeps: `python -m tests.process.harness.sleeping_daemon --config node.toml`.
 
 Everything is `p2pnode.daemon` (sockets, disk, HTTP, signals) but the trainer, which draws the step times of
 `training.simulation` for the node's number, sleeps, and hands over a small delta. `[training.options]` names them:
@@ -44,7 +44,7 @@ class SleepingTrainer(PlainTrainer):
         self.vector: Vector = np.zeros(SIZE, np.float32)
         self.delta: Vector = np.full(SIZE, 1 / 1024, np.float32)
 
-    async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:  # noqa: ARG002
+    async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         self.state = "running"
         return TrainerHello(self._layout, "sleeping", "1", "", "stub", evaluates=False, pid=0)
 

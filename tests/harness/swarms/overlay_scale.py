@@ -1,4 +1,4 @@
-"""overlay_scale: a thousand overlay nodes on the simulated network join, find each other, and lose a fifth at once.
+"""Overlay nodes on the simulated network join, find each other, and lose a fifth at once.
 
 Real overlay code, virtual time: the seconds are those of the simulated network (1 to 10 ms one way, no loss unless
 named), not of this machine. A lookup has found its node when it comes back first; the share of dead entries is that of
@@ -7,27 +7,22 @@ the routing tables and of the lists of peers together.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.record import Outcome, Series
 from p2pnode.overlay.discovery.lookup_service import Finished
 from p2pnode.overlay.ids import distance, random_id
 from p2pnode.overlay.overlay import Overlay
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.overlay_swarm import OverlayWorld
 
-NODES = 1000
 BOOTSTRAPS = 3
-PAIRS = 2000
 DEAD_SHARE = 0.2
 #: Tables are looked at this long after the deaths.
 SETTLED_S = 60.0
-REPETITIONS = 3
 #: Lookups under way at one moment.
 AT_ONCE = 50
 
@@ -156,59 +151,3 @@ def run(seed: int, nodes: int, pairs: int, *, delay: tuple[float, float] = (0.00
         return joined, survived
 
     return VirtualLoop().run(story())
-
-
-def measure(arguments: argparse.Namespace) -> Outcome:
-    nodes = arguments.nodes or NODES
-    joined: list[Joined] = []
-    survived: list[Survived] = []
-    for seed in range(arguments.repetitions or REPETITIONS):
-        one, two = run(seed, nodes, PAIRS)
-        joined.append(one)
-        survived.append(two)
-    conditions = (
-        f"simulated network, real overlay code: {nodes} nodes, 1 to 10 ms one way, all at one moment through "
-        f"{BOOTSTRAPS} bootstraps, one seed per repetition; {PAIRS} pairs looked up as soon as the last has joined; "
-        f"then {DEAD_SHARE:.0%} killed at one moment and {PAIRS} pairs of the living looked up from that moment on; "
-        f"seconds are virtual"
-    )
-    return Outcome(
-        "overlay_scale",
-        conditions,
-        [
-            Series("start to the last of all nodes joined", "virtual s", [one.joined_s for one in joined], "≤ 60"),
-            Series("pairs that find each other", "%", [100 * one.resolved.right for one in joined], "≥ 99.9"),
-            Series("rounds of a lookup, median", "", [_median(one.resolved, "rounds") for one in joined], "≤ 4"),
-            Series("rounds of a lookup, 99 %", "", [_p99_rounds(one.resolved) for one in joined]),
-            Series(
-                "time of a lookup in round trips, median",
-                "",
-                [_median(one.resolved, "seconds") / one.round_trip_s for one in joined],
-            ),
-            Series("queries of a lookup, median", "", [_median(one.resolved, "queries") for one in joined]),
-            Series(
-                "a fifth dead: lookups that succeed", "%", [100 * each.resolved.right for each in survived], "≥ 99.5"
-            ),
-            Series("a fifth dead: recall of the 20 closest", "%", [100 * each.recall for each in survived]),
-            Series("a fifth dead: lookup time, median", "virtual s", [each.resolved.seconds(0.5) for each in survived]),
-            Series("a fifth dead: lookup time, 99 %", "virtual s", [each.resolved.seconds(0.99) for each in survived]),
-            Series(
-                "a fifth dead: lookup time, 99 %, in time-outs of a call",
-                "",
-                [each.resolved.seconds(0.99) / each.call_timeout_s for each in survived],
-                "≤ 3",
-            ),
-            Series("dead among results", "", [each.dead_returned for each in survived], "≤ 0"),
-            Series("dead in routing tables after 60 s", "%", [100 * each.dead_entries for each in survived], "≤ 2"),
-            Series("dead in lists of peers after 60 s", "%", [100 * each.dead_peers for each in survived], "≤ 2"),
-        ],
-    )
-
-
-def _median(found: Found, what: str) -> float:
-    return float(statistics.median(getattr(finished, what) for finished in found.took))
-
-
-def _p99_rounds(found: Found) -> float:
-    ordered = sorted(finished.rounds for finished in found.took)
-    return float(ordered[int(0.99 * len(ordered))])
