@@ -11,6 +11,7 @@ same way, if the learner accepted it after the owner's term had risen.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -63,57 +64,44 @@ Mark = tuple[bytes, Term, int]
 Encoded = bytes | bytearray | memoryview
 
 
+@dataclass(eq=False)
 class BackupHandler:
     """Receives deltas, states and roles from the owners of shards."""
 
-    def __init__(
-        self,
-        *,
-        swarm: Swarm,
-        store: ShardStore,
-        replica: Replica,
-        view: SwarmView,
-        run: RunState,
-        rpc: ExchangeRpc,
-        rebalance: RebalanceRequests,
-        publisher: Publisher,
-        sent: SentDeltas,
-        counters: Counters,
-        has_backups: bool,
-        synchronous: bool,
-        environment: Environment,
-    ) -> None:
-        """`has_backups`: the former owner of a shard backs it up. `synchronous`: the barrier family is bsp."""
-        self._swarm = swarm
-        self._store = store
-        self._replica = replica
-        self._view = view
-        self._run = run
-        self._rpc = rpc
-        self._rebalance = rebalance
-        self._publisher = publisher
-        self._sent = sent
-        self._counters = counters
-        self._has_backups = has_backups
-        self._synchronous = synchronous
-        self._clock = environment.clock
-        self._executor = environment.executor
-        self._log = environment.log
+    swarm: Swarm
+    store: ShardStore
+    replica: Replica
+    view: SwarmView
+    run: RunState
+    rpc: ExchangeRpc
+    rebalance: RebalanceRequests
+    publisher: Publisher
+    sent: SentDeltas
+    counters: Counters
+    environment: Environment
+    #: Whether the former owner of a shard backs it up, and whether the barrier family is bsp.
+    has_backups: bool
+    synchronous: bool
+
+    def __post_init__(self) -> None:
+        self._clock = self.environment.clock
+        self._executor = self.environment.executor
+        self._log = self.environment.log
         #: The mark of each copy when the copies were last looked at.
         self._marks: dict[int, Mark] = {}
         self._looked_s = self._clock.monotonic()
 
     def register(self) -> None:
         """Register the request handlers."""
-        self._rpc.register("forward", Forward, self._on_forward)
-        self._rpc.register("learn", Learn, self._on_learn)
-        self._rpc.register("state", ShardList, self._on_state)
-        self._rpc.register("hand_over", HandOver, self._on_hand_over)
-        self._rpc.register("backing", ShardList, self._on_backing)
+        self.rpc.register("forward", Forward, self._on_forward)
+        self.rpc.register("learn", Learn, self._on_learn)
+        self.rpc.register("state", ShardList, self._on_state)
+        self.rpc.register("hand_over", HandOver, self._on_hand_over)
+        self.rpc.register("backing", ShardList, self._on_backing)
 
     def _answer(self, shards: Iterable[int], taken: list[int]) -> TransferResult:
         left = dict.fromkeys(shards).keys() - taken
-        return TransferResult(taken, [known for shard in sorted(left) if (known := self._store.redirect(shard))])
+        return TransferResult(taken, [known for shard in sorted(left) if (known := self.store.redirect(shard))])
 
     # -- forwarded deltas ---------------------------------------------------------------------------------------
 
@@ -121,7 +109,7 @@ class BackupHandler:
         reader, results = FrameReader(stream), []
         for entry in message.shards:
             item: BufferedDelta | ForwardStatus = "unknown"
-            if entry.shard < len(self._store):
+            if entry.shard < len(self.store):
                 item = await self._item(reader, sender, message, entry)
             if isinstance(item, BufferedDelta):
                 results.append(self._accept(entry, item, sender))
@@ -133,30 +121,30 @@ class BackupHandler:
         self, reader: FrameReader, sender: Contact, message: Forward, entry: Forwarded
     ) -> BufferedDelta | ForwardStatus:
         """One shard of a forward; `lacks` for a delta of this node that it keeps no more, `unknown` for no delta."""
-        shard, size, turns = entry.shard, self._store.size(entry.shard), self._rpc.turns
+        shard, size, turns = entry.shard, self.store.size(entry.shard), self.rpc.turns
         identity = DeltaId(message.node, message.incarnation, entry.number or message.step)
-        if self._store.holds_values:
+        if self.store.holds_values:
             batch = await read_item(reader, shard, 0)
-            self._counters.bytes_received += len(batch.encoded)
+            self.counters.bytes_received += len(batch.encoded)
             await turns.take(batch.work)
             return batch.buffered(identity, 1.0, synchronous=False)
         delta, encoded, codec = _NO_VALUES, _NOTHING, _FLOAT32
         if not entry.has_it:
             encoded, codec = await read_encoded(reader, shard, Part.DELTA, size)
-            self._counters.bytes_received += len(encoded)
+            self.counters.bytes_received += len(encoded)
             delta, is_in_range = await turns.run(self._executor, size, _decoded_in_range, encoded, codec, size)
             # Promise 7: values that are not finite or absurd change nothing.
             if not is_in_range:
                 self._log.warning("forward_out_of_range", source=sender.node_id.hex()[:8], shard=shard)
-                self._view.score.nonsense(sender.node_id, "forward")
+                self.view.score.nonsense(sender.node_id, "forward")
                 return "unknown"
-        elif (sent := self._sent.find(identity, shard)) is not None:
+        elif (sent := self.sent.find(identity, shard)) is not None:
             encoded, codec = sent.encoded, sent.codec
             delta = await turns.run(self._executor, size, codecs.decoded, encoded, codec, size)
         elif not self._has(identity, shard, sender):
             return "lacks"
         # Promise 7: an absurd step changes nothing.
-        if message.step > self._view.plausible_steps().furthest:
+        if message.step > self.view.plausible_steps().furthest:
             return "unknown"
         return BufferedDelta(
             identity,
@@ -171,17 +159,17 @@ class BackupHandler:
 
     def _has(self, identity: DeltaId, shard: int, owner: Contact) -> bool:
         """Whether the delta is in the copy: its forward came late, and its values are not looked at."""
-        backed = self._store.backed.get(shard)
+        backed = self.store.backed.get(shard)
         is_active = backed is not None and backed.is_active and backed.owner.node_id == owner.node_id
         return is_active and backed is not None and backed.state is not None and backed.state.knows(identity)
 
     def _accept(self, entry: Forwarded, item: BufferedDelta, sender: Contact) -> ForwardResult:
-        folded = entry.folded_step and min(entry.folded_step, self._view.plausible_steps().furthest)
-        status, known = self._store.accept_forward(entry.shard, entry.term, item, folded, sender.node_id)
-        backed = self._store.backed.get(entry.shard)
+        folded = entry.folded_step and min(entry.folded_step, self.view.plausible_steps().furthest)
+        status, known = self.store.accept_forward(entry.shard, entry.term, item, folded, sender.node_id)
+        backed = self.store.backed.get(entry.shard)
         # Promise 7: broken memory.
         if backed is not None and backed.state is not None and not is_good(backed.state, self._clock.monotonic()):
-            self._store.drop_copy(entry.shard)  # the owner hears of it now, and sends its state again
+            self.store.drop_copy(entry.shard)  # the owner hears of it now, and sends its state again
             self._log.error("copy_broken", shard=entry.shard)
             status = "unknown"
         return ForwardResult(entry.shard, status, known)
@@ -190,9 +178,9 @@ class BackupHandler:
 
     async def _on_learn(self, sender: Contact, message: Learn, _stream: AsyncIterator[Buffer]) -> Response:
         taken = []
-        if not self._run.is_leaving and not self._view.score.is_ignored(sender.node_id):
+        if not self.run.is_leaving and not self.view.score.is_ignored(sender.node_id):
             asked = zip(message.shards, message.attempts, strict=False)
-            begin = self._store.begin_catch_up
+            begin = self.store.begin_catch_up
             taken = [info.shard for info, attempt in asked if begin(info.shard, info.term, sender, attempt)]
         answer = self._answer((info.shard for info in message.shards), taken)
         chains = [await self._base(shard, sender) for shard in taken]
@@ -200,68 +188,68 @@ class BackupHandler:
 
     async def _base(self, shard: int, owner: Contact) -> bytes:
         """The chain of which this node holds the first published value, which is kept until the state has come."""
-        chain, published = self._replica.position_of(shard)
+        chain, published = self.replica.position_of(shard)
         if not chain or published:
             return b""
-        await self._rpc.turns.take(self._store.size(shard))
-        if self._replica.position_of(shard) != (chain, 0):
+        await self.rpc.turns.take(self.store.size(shard))
+        if self.replica.position_of(shard) != (chain, 0):
             return b""
-        is_noted = self._store.note_base(shard, owner.node_id, chain, self._replica.slice_of(shard))
+        is_noted = self.store.note_base(shard, owner.node_id, chain, self.replica.slice_of(shard))
         return chain if is_noted else b""
 
     async def _on_state(self, sender: Contact, message: ShardList, stream: AsyncIterator[Buffer]) -> Response:
         reader = FrameReader(stream)
         taken = []
         for shard in message.shards:
-            most = self._view.plausible_steps()
+            most = self.view.plausible_steps()
             try:
-                term, state = await state_stream.read_state(reader, shard, self._store, most, self._executor)
+                term, state = await state_stream.read_state(reader, shard, self.store, most, self._executor)
             except Nonsense:
-                self._view.score.nonsense(sender.node_id, "state")
+                self.view.score.nonsense(sender.node_id, "state")
                 raise
-            if self._store.take_state(shard, term, sender, state):
+            if self.store.take_state(shard, term, sender, state):
                 taken.append(shard)
         return Response(encode(TransferResult(taken, [])))
 
     # -- hand-over ----------------------------------------------------------------------------------------------
 
     async def _on_hand_over(self, sender: Contact, message: HandOver, stream: AsyncIterator[Buffer]) -> Response:
-        published = await self._publisher.read_heads(message, sender.node_id, FrameReader(stream))
+        published = await self.publisher.read_heads(message, sender.node_id, FrameReader(stream))
         taken = []
         for info, known in zip(message.shards, message.known, strict=False):
-            was_owned = info.shard in self._store.owned
+            was_owned = info.shard in self.store.owned
             if self._become_owner(info, sender, known):
                 taken.append(info.shard)
                 if not was_owned and info.shard in published:
-                    self._publisher.go_on(info.shard, self._store.owned[info.shard], published[info.shard])
+                    self.publisher.go_on(info.shard, self.store.owned[info.shard], published[info.shard])
         if taken:
             chains = sum(shard in published for shard in taken)
             self._log.info("shards_received", count=len(taken), chains=chains, source=sender.node_id.hex()[:8])
-            self._rebalance.wake()
+            self.rebalance.wake()
         return Response(encode(self._answer((info.shard for info in message.shards), taken)))
 
     def _become_owner(self, info: OwnerInfo, sender: Contact, known: int) -> bool:
-        mine = self._store.owned.get(info.shard)
+        mine = self.store.owned.get(info.shard)
         if mine is not None and mine.term == info.term:
             return True  # a retry: the answer to the first hand-over was lost
-        backed = self._store.backed.get(info.shard)
+        backed = self.store.backed.get(info.shard)
         if backed is None or backed.state is None or backed.owner.node_id != sender.node_id:
             return False
         # A hand-over right after the promotion may arrive before any delta has made this learner the backup.
         promoted = backed.promised is not None and info.term.number == backed.promised.number + 1
         # Promise 1: a copy without the newest deltas, or under a term that others refuse, does not go on.
-        is_successor = (backed.is_active or promoted) and self._store.ownership.admits(info.shard, info.term)
-        if self._run.is_leaving or not is_successor:
+        is_successor = (backed.is_active or promoted) and self.store.ownership.admits(info.shard, info.term)
+        if self.run.is_leaving or not is_successor:
             return False
-        now, backup, me = self._clock.monotonic(), sender if self._has_backups else None, self._rpc.me
-        owned = self._store.own(info.shard, backed.state, info.term, me, now, by_handover=True, backup=backup)
-        is_reached = self._swarm.takes_streams(sender.node_id)
+        now, backup, me = self._clock.monotonic(), sender if self.has_backups else None, self.rpc.me
+        owned = self.store.own(info.shard, backed.state, info.term, me, now, by_handover=True, backup=backup)
+        is_reached = self.swarm.takes_streams(sender.node_id)
         # Promise 1: the former owner may lack a delta that this copy has, and needs a new catch-up. Promise 3: or no
         # delta reaches it.
         if backup is not None and (known != owned.state.known_count or not is_reached):
-            self._store.drop_backup(info.shard, me)
-        if self._synchronous:
-            self._store.fold(info.shard, self._run.passed_step)
+            self.store.drop_backup(info.shard, me)
+        if self.synchronous:
+            self.store.fold(info.shard, self.run.passed_step)
         return True
 
     # -- silent owners ------------------------------------------------------------------------------------------
@@ -274,9 +262,9 @@ class BackupHandler:
         if now - self._looked_s < CONFIRM_AFTER_S:
             return silent
         former, self._looked_s = self._marks, now
-        self._marks = {shard: _mark(backed) for shard, backed in self._store.backed.items()}
-        for shard, backed in self._store.backed.items():
-            is_gone = backed.owner_restarted or self._view.is_gone(backed.owner.node_id)
+        self._marks = {shard: _mark(backed) for shard, backed in self.store.backed.items()}
+        for shard, backed in self.store.backed.items():
+            is_gone = backed.owner_restarted or self.view.is_gone(backed.owner.node_id)
             if former.get(shard) == self._marks[shard] and not is_gone:
                 silent.setdefault(backed.owner.node_id, (backed.owner, []))[1].append(shard)
         return silent
@@ -284,15 +272,15 @@ class BackupHandler:
     async def ask(self, silent: dict[bytes, tuple[Contact, list[int]]]) -> None:
         """Ask each owner about its shards. One that does not answer is left to the failure detector."""
         for owner, shards in silent.values():
-            attempts = {shard: backed.attempt for shard in shards if (backed := self._store.backed.get(shard))}
+            attempts = {shard: backed.attempt for shard in shards if (backed := self.store.backed.get(shard))}
             question = ShardList(shards)
             try:
-                answer = await self._rpc.ask(owner, "backing", question, TransferResult, PARTNER_TIMEOUT_S)
+                answer = await self.rpc.ask(owner, "backing", question, TransferResult, PARTNER_TIMEOUT_S)
             except TransportError as error:
                 self._log.debug("backing_not_confirmed", owner=owner.node_id.hex()[:8], reason=str(error))
                 continue
             for info in answer.others:
-                self._store.drop_unconfirmed(info, owner, attempts.get(info.shard, 0))
+                self.store.drop_unconfirmed(info, owner, attempts.get(info.shard, 0))
 
     async def _on_backing(self, sender: Contact, message: ShardList, _stream: AsyncIterator[Buffer]) -> Response:
         taken = [shard for shard in message.shards if self._needs(shard, sender)]
@@ -300,8 +288,8 @@ class BackupHandler:
 
     def _needs(self, shard: int, sender: Contact) -> bool:
         """Whether the owner relies on this copy. Promise 1: without a backup, any copy is better than none."""
-        owned = self._store.owned.get(shard)
-        return owned is not None and (sender.node_id in owned.target_ids() or lacks_backup(self._view, owned))
+        owned = self.store.owned.get(shard)
+        return owned is not None and (sender.node_id in owned.target_ids() or lacks_backup(self.view, owned))
 
 
 def _mark(backed: Backed) -> Mark:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
@@ -63,27 +64,21 @@ def shard_key(genesis: bytes, shard: int) -> bytes:
     return hashlib.sha1(genesis + shard.to_bytes(4, "big"), usedforsecurity=False).digest()
 
 
+@dataclass(eq=False)
 class OwnerDirectory:
     """Maps shards to their owners."""
 
-    def __init__(
-        self,
-        *,
-        swarm: Swarm,
-        store: ShardStore,
-        view: SwarmView,
-        rpc: ExchangeRpc,
-        rebalance: RebalanceRequests,
-        environment: Environment,
-    ) -> None:
-        self._swarm = swarm
-        self._store = store
-        self._view = view
-        self._rpc = rpc
-        self._rebalance = rebalance
-        self._clock = environment.clock
-        self._random = environment.entropy.random
-        self._log = environment.log
+    swarm: Swarm
+    store: ShardStore
+    view: SwarmView
+    rpc: ExchangeRpc
+    rebalance: RebalanceRequests
+    environment: Environment
+
+    def __post_init__(self) -> None:
+        self._clock = self.environment.clock
+        self._random = self.environment.entropy.random
+        self._log = self.environment.log
         #: Shards whose known owner denied it, with that owner and the time.
         self._denials: dict[int, tuple[KnownOwner, float]] = {}
 
@@ -102,20 +97,20 @@ class OwnerDirectory:
                 continue
             node_id = known.owner.node_id
             if node_id not in gone:
-                gone[node_id] = self._view.is_gone(node_id)
+                gone[node_id] = self.view.is_gone(node_id)
             if gone[node_id]:
                 unknown.append(shard)
             elif (group := groups.get(node_id)) is not None:
                 group[1].append(shard)
             else:
-                groups[node_id] = self._swarm.contact(node_id) or known.owner, [shard]
-        me = self._swarm.node_id
+                groups[node_id] = self.swarm.contact(node_id) or known.owner, [shard]
+        me = self.swarm.node_id
         return [groups[node] for node in sorted(groups, key=lambda node: (node < me, node))], unknown
 
     def _claimed(self, shard: int) -> KnownOwner | None:
         """The known owner, unless it has denied that it owns the shard."""
-        known = self._store.ownership.known_owners.get(shard)
-        if known is None or (known.owner.node_id == self._swarm.node_id and shard not in self._store.owned):
+        known = self.store.ownership.known_owners.get(shard)
+        if known is None or (known.owner.node_id == self.swarm.node_id and shard not in self.store.owned):
             return None
         return None if self._denials and self._is_denied(shard, known) else known
 
@@ -127,15 +122,15 @@ class OwnerDirectory:
         """Whether no shard has an owner in reach, nor any node that could be one, this node included. Then it trains by
         itself, and is no owner: the others would have another. One that has been started again is in reach when it has
         its vector."""
-        if self._store.owned or self._swarm.is_eligible:
+        if self.store.owned or self.swarm.is_eligible:
             return False
         joining: dict[bytes, None] = {}
-        for peer in self._swarm.members():
+        for peer in self.swarm.members():
             if peer.activity is Activity.JOINING:
                 joining[peer.node_id] = None
-            elif self._swarm.may_own(peer):
+            elif self.swarm.may_own(peer):
                 return False
-        return all(owner.node_id in joining for owner, _ in self.by_owner(range(len(self._store)))[0])
+        return all(owner.node_id in joining for owner, _ in self.by_owner(range(len(self.store)))[0])
 
     # -- what requests show -------------------------------------------------------------------------------------
 
@@ -144,9 +139,9 @@ class OwnerDirectory:
 
         One that serves no exchange was started again and loads its model still: it denies whatever it owned.
         """
-        self._swarm.suspect(owner.node_id, error.detail)
+        self.swarm.suspect(owner.node_id, error.detail)
         if error.is_not_served:
-            for shard in self._store.ownership.known_owners:
+            for shard in self.store.ownership.known_owners:
                 self.denied(shard, owner)
         self._log.debug("owner_failed", owner=owner.node_id.hex()[:8], kind=error.kind, reason=error.detail)
 
@@ -158,13 +153,13 @@ class OwnerDirectory:
         """
         for result in results:
             if result.owner_info is not None:
-                self._store.note_owners([result.owner_info])
+                self.store.note_owners([result.owner_info])
             if result.denies_ownership:
                 self.denied(result.shard, owner)
 
     def denied(self, shard: int, owner: Contact) -> None:
         """The known owner of a shard denied that it owns it."""
-        known = self._store.ownership.known_owners.get(shard)
+        known = self.store.ownership.known_owners.get(shard)
         if known is not None and known.owner.node_id == owner.node_id:
             self._denials[shard] = known, self._clock.monotonic()
 
@@ -176,8 +171,8 @@ class OwnerDirectory:
 
     async def candidates_of_all(self, shards: Sequence[int]) -> list[list[Contact]]:
         """`candidates` of several shards, which cost little more than one."""
-        found = await self._swarm.candidates_of_all([shard_key(self._rpc.genesis, shard) for shard in shards])
-        score, me = self._view.score, self._swarm.node_id
+        found = await self.swarm.candidates_of_all([shard_key(self.rpc.genesis, shard) for shard in shards])
+        score, me = self.view.score, self.swarm.node_id
         nodes = {contact.node_id for contacts in found for contact in contacts}
         heeded = {node for node in nodes if not score.is_ignored(node)}
         fit = {node for node in heeded if not score.is_unreached(node)}
@@ -192,7 +187,7 @@ class OwnerDirectory:
     def _others(self) -> list[Contact]:
         """A few eligible nodes: to be asked about a shard without a candidate. After a restart of a swarm of more nodes
         than a lookup finds, those near a shard may all be joining, and its owner is none of them."""
-        known = [peer.contact for peer in self._view.heeded() if peer.eligible]
+        known = [peer.contact for peer in self.view.heeded() if peer.eligible]
         return self._random.sample(known, min(CANDIDATES_ASKED, len(known)))
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -200,8 +195,8 @@ class OwnerDirectory:
     async def learn_all(self, source: Contact) -> None:
         """Ask one node for every owner it knows. Raises `TransportError`."""
         question = LocateOwners([], [])
-        answer = await self._rpc.ask(source, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
-        self._store.note_owners(answer.known)
+        answer = await self.rpc.ask(source, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
+        self.store.note_owners(answer.known)
 
     async def refresh(self, shards: list[int], *, after_s: float = 0.0) -> None:
         """Ask about shards whose owner is unknown, dead, or has just failed to answer; after about so many seconds, so
@@ -212,26 +207,26 @@ class OwnerDirectory:
         first: dict[int, Contact | None] = {}
         for shard in filter(self._is_doubtful, shards):
             found = await self.candidates(shard)
-            living = [contact for contact in found if not self._swarm.is_suspect(contact.node_id)]
+            living = [contact for contact in found if not self.swarm.is_suspect(contact.node_id)]
             first[shard] = living[0] if living else None
             for contact in living[:CANDIDATES_ASKED] or self._others():
                 asked.setdefault(contact, []).append(shard)
         below = await self._ask_all(asked)
         # Promise 1: an owner below the fence has no other way to learn that this node refuses its term.
-        await self._ask_all({to: theirs for to, theirs in below.items() if not self._view.is_gone(to.node_id)})
+        await self._ask_all({to: theirs for to, theirs in below.items() if not self.view.is_gone(to.node_id)})
         await self._request_takeovers({shard: to for shard, to in first.items() if self._is_ownerless(shard)})
 
     def _is_doubtful(self, shard: int) -> bool:
         if self._is_ownerless(shard):
             return True
-        owner = self._store.ownership.known_owners[shard].owner
-        return self._view.score.failed_within(owner.node_id, RECENT_FAILURE_S)
+        owner = self.store.ownership.known_owners[shard].owner
+        return self.view.score.failed_within(owner.node_id, RECENT_FAILURE_S)
 
     def _is_ownerless(self, shard: int) -> bool:
         known = self._claimed(shard)
-        if known is None or known.owner.node_id == self._swarm.node_id:
+        if known is None or known.owner.node_id == self.swarm.node_id:
             return known is None
-        return self._view.is_gone(known.owner.node_id)
+        return self.view.is_gone(known.owner.node_id)
 
     async def _ask_all(self, asked: dict[Contact, list[int]]) -> dict[Contact, list[int]]:
         """Ask nodes for owners; returns the shards of owners that claim a term below the highest one seen here."""
@@ -240,12 +235,12 @@ class OwnerDirectory:
         return below
 
     async def _ask(self, contact: Contact, shards: list[int], below: dict[Contact, list[int]]) -> None:
-        if contact.node_id == self._swarm.node_id:
+        if contact.node_id == self.swarm.node_id:
             return
-        store, ownership = self._store, self._store.ownership
+        store, ownership = self.store, self.store.ownership
         known = [info for shard in shards if (info := store.redirect(shard)) is not None]
         question = LocateOwners(shards, known, ownership.stale_fences(shards))
-        answer = await self._rpc.try_ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
+        answer = await self.rpc.try_ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         if answer is None:
             return
         store.note_owners(answer.known)
@@ -261,15 +256,15 @@ class OwnerDirectory:
     async def _request_takeovers(self, orphans: dict[int, Contact | None]) -> None:
         requests: dict[Contact, list[int]] = {}
         for shard, to in orphans.items():
-            if to is None and not has_state(self._store, shard):
+            if to is None and not has_state(self.store, shard):
                 # No node that may own it is in reach, and this one has never owned or backed it up. Its owner may start
                 # again, with its disk.
                 continue
-            if to is None or to.node_id == self._swarm.node_id:
-                self._rebalance.take_over(shard)
-                self._rebalance.wake()
+            if to is None or to.node_id == self.swarm.node_id:
+                self.rebalance.take_over(shard)
+                self.rebalance.wake()
             else:
                 requests.setdefault(to, []).append(shard)
         for to, shards in requests.items():
             message = ShardList(shards)
-            await self._rpc.try_ask(to, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)
+            await self.rpc.try_ask(to, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)

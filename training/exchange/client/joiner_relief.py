@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact
@@ -30,40 +31,29 @@ LOOK_INTERVAL_S = 0.05
 DONORS_ASKED = 4
 
 
+@dataclass(eq=False)
 class JoinerRelief:
     """The relief of one pull. `waiting`: the shards that have not arrived. `is_receiving`: whether an owner sends.
     `fetch` asks a member for its copies of shards."""
 
-    def __init__(
-        self,
-        *,
-        swarm: Swarm,
-        store: ShardStore,
-        view: SwarmView,
-        directory: OwnerDirectory,
-        environment: Environment,
-        waiting: Mapping[int, None],
-        is_receiving: Callable[[], bool],
-        fetch: Callable[[Contact, list[int]], Awaitable[None]],
-    ) -> None:
-        self._swarm = swarm
-        self._store = store
-        self._view = view
-        self._directory = directory
-        self._environment = environment
-        self._waiting = waiting
-        self._is_receiving = is_receiving
-        self._fetch = fetch
+    swarm: Swarm
+    store: ShardStore
+    view: SwarmView
+    directory: OwnerDirectory
+    environment: Environment
+    waiting: Mapping[int, None]
+    is_receiving: Callable[[], bool]
+    fetch: Callable[[Contact, list[int]], Awaitable[None]]
 
     async def run(self, owners: Sequence[Sequence[int]]) -> None:
         """Return when every shard has arrived. `owners`: the shards of each."""
-        now_s = self._environment.clock.monotonic
+        now_s = self.environment.clock.monotonic
         began_s = idle_s = now_s()
         half_s: float | None = None
-        while self._waiting:
-            if self._is_receiving():
+        while self.waiting:
+            if self.is_receiving():
                 idle_s = now_s()
-            done = sum(not any(shard in self._waiting for shard in shards) for shards in owners)
+            done = sum(not any(shard in self.waiting for shard in shards) for shards in owners)
             if half_s is None and 2 * done >= len(owners) > 0:
                 half_s = now_s()
             is_late = half_s is not None and now_s() - half_s >= max(MIN_RELIEF_DELAY_S, half_s - began_s)
@@ -74,11 +64,11 @@ class JoinerRelief:
 
     async def _ask_others(self) -> None:
         """Ask members for what is missing, those first that are most likely to have it."""
-        known, now_s = self._store.ownership.known_owners, self._environment.clock.monotonic()
-        owners = {shard: known[shard].owner.node_id for shard in reversed(list(self._waiting)) if shard in known}
-        candidates = await self._directory.candidates_of_all(list(owners))
-        workers = [peer.contact for peer in self._swarm.members() if peer.is_worker(now_s)]
-        self._environment.entropy.random.shuffle(workers)
+        known, now_s = self.store.ownership.known_owners, self.environment.clock.monotonic()
+        owners = {shard: known[shard].owner.node_id for shard in reversed(list(self.waiting)) if shard in known}
+        candidates = await self.directory.candidates_of_all(list(owners))
+        workers = [peer.contact for peer in self.swarm.members() if peer.is_worker(now_s)]
+        self.environment.entropy.random.shuffle(workers)
         donors = {
             shard: self._fit([*found, *workers], owner)
             for (shard, owner), found in zip(owners.items(), candidates, strict=True)
@@ -86,16 +76,14 @@ class JoinerRelief:
         for place in range(DONORS_ASKED):
             asked: dict[bytes, tuple[Contact, list[int]]] = {}
             for shard in owners:
-                if shard in self._waiting and place < len(donors[shard]):
+                if shard in self.waiting and place < len(donors[shard]):
                     donor = donors[shard][place]
                     asked.setdefault(donor.node_id, (donor, []))[1].append(shard)
             for donor, shards in asked.values():
                 slow = list(dict.fromkeys(owners[shard].hex()[:8] for shard in shards))
-                self._environment.log.info(
-                    "donor_changed", slow=slow, donor=donor.node_id.hex()[:8], shards=len(shards)
-                )
-                await self._fetch(donor, [shard for shard in shards if shard in self._waiting])
+                self.environment.log.info("donor_changed", slow=slow, donor=donor.node_id.hex()[:8], shards=len(shards))
+                await self.fetch(donor, [shard for shard in shards if shard in self.waiting])
 
     def _fit(self, donors: Sequence[Contact], owner: bytes) -> list[Contact]:
-        found = {donor.node_id: donor for donor in donors if donor.node_id not in (self._swarm.node_id, owner)}
-        return [one for node, one in found.items() if not (self._swarm.is_suspect(node) or self._view.is_gone(node))]
+        found = {donor.node_id: donor for donor in donors if donor.node_id not in (self.swarm.node_id, owner)}
+        return [one for node, one in found.items() if not (self.swarm.is_suspect(node) or self.view.is_gone(node))]

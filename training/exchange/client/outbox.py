@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -42,33 +43,24 @@ COPIED_BYTES = 1 << 16
 FAULT_PAUSE_S = 1.0
 
 
+@dataclass(eq=False)
 class Outbox:
     """The deliveries of one node."""
 
-    def __init__(
-        self,
-        *,
-        sent: SentDeltas,
-        swarm: Swarm,
-        store: ShardStore,
-        view: SwarmView,
-        rpc: ExchangeRpc,
-        directory: OwnerDirectory,
-        deltas: DeltaHandler,
-        counters: Counters,
-        environment: Environment,
-    ) -> None:
-        self._sent = sent
-        self._swarm = swarm
-        self._store = store
-        self._view = view
-        self._rpc = rpc
-        self._directory = directory
-        self._deltas = deltas
-        self._counters = counters
-        self._clock = environment.clock
-        self._executor = environment.executor
-        self._log = environment.log
+    sent: SentDeltas
+    swarm: Swarm
+    store: ShardStore
+    view: SwarmView
+    rpc: ExchangeRpc
+    directory: OwnerDirectory
+    deltas: DeltaHandler
+    counters: Counters
+    environment: Environment
+
+    def __post_init__(self) -> None:
+        self._clock = self.environment.clock
+        self._executor = self.environment.executor
+        self._log = self.environment.log
         #: Set, and replaced, with each final answer.
         self._answered = asyncio.Event()
         #: Promise 10: a line carries the oldest delivery first, so one at a time is sent to an owner.
@@ -79,23 +71,23 @@ class Outbox:
     @property
     def steps(self) -> list[int]:
         """Steps with shards that no owner has acknowledged yet."""
-        return list(self._sent.deliveries)
+        return list(self.sent.deliveries)
 
     @property
     def oldest_s(self) -> float:
         """How long the delivery has waited that has waited longest; 0 without any."""
         now = self._clock.monotonic()
-        return max((now - delivery.since for delivery in self._sent.deliveries.values()), default=0.0)
+        return max((now - delivery.since for delivery in self.sent.deliveries.values()), default=0.0)
 
     @property
     def shards(self) -> set[int]:
         """Shards of which a delta has no answer."""
-        return {shard for delivery in self._sent.deliveries.values() for shard in delivery.unacknowledged}
+        return {shard for delivery in self.sent.deliveries.values() for shard in delivery.unacknowledged}
 
     def add(self, delivery: Delivery) -> None:
         """Start a delivery."""
         delivery.since = self._clock.monotonic()
-        self._sent.deliveries[delivery.push.step] = delivery
+        self.sent.deliveries[delivery.push.step] = delivery
         self._start(delivery)
 
     def give_back(self, delivery: Delivery) -> tuple[int, ...]:
@@ -110,7 +102,7 @@ class Outbox:
 
     def note_apart(self) -> None:
         """No owner is in reach: what was begun to be sent keeps its identity, and is added however old it is."""
-        for delivery in self._sent.deliveries.values():
+        for delivery in self.sent.deliveries.values():
             delivery.push = msgspec.structs.replace(delivery.push, apart=True)
 
     async def detach(self, delivery: Delivery) -> None:
@@ -132,19 +124,19 @@ class Outbox:
         else:
             delivery.refused[result.reason] = delivery.refused.get(result.reason, 0) + 1
             delivery.refused_shards.add(result.shard)
-            self._counters.refused += 1
+            self.counters.refused += 1
 
     async def finish(self, timeout_s: float) -> int:
         """Wait for the deliveries; returns how many steps are unacknowledged at the end."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                for delivery in list(self._sent.deliveries.values()):
+                for delivery in list(self.sent.deliveries.values()):
                     await delivery.done.wait()
-        return len(self._sent.deliveries)
+        return len(self.sent.deliveries)
 
     async def stop(self) -> None:
         """Cancel every delivery."""
-        deliveries = list(self._sent.deliveries.values())
+        deliveries = list(self.sent.deliveries.values())
         tasks = [delivery.task for delivery in deliveries if delivery.task is not None]
         for task in tasks:
             task.cancel()
@@ -167,14 +159,14 @@ class Outbox:
         self._end(delivery)
 
     def _end(self, delivery: Delivery) -> None:
-        self._sent.deliveries.pop(delivery.push.step, None)
+        self.sent.deliveries.pop(delivery.push.step, None)
         delivery.done.set()
 
     async def _deliver_some(self, delivery: Delivery, shards: list[int]) -> None:
         """Deliver the shards of one owner, and to whoever owns them then; no other owner is waited for."""
         pause_s = FIRST_RETRY_S
         while left := [shard for shard in shards if shard in delivery.unacknowledged]:
-            groups, unknown = self._directory.by_owner(left)
+            groups, unknown = self.directory.by_owner(left)
             if len(groups) + bool(unknown) > 1:
                 parts = [theirs for _, theirs in groups] + ([unknown] if unknown else [])
                 await together(self._deliver_some(delivery, part) for part in parts)
@@ -186,13 +178,13 @@ class Outbox:
                         await self._answered.wait()
             elif after := [shard for shard in left if shard in delivery.unacknowledged]:
                 pause_s = FIRST_RETRY_S if len(after) < len(left) else pause_s
-                await self._directory.refresh(after, after_s=pause_s)
+                await self.directory.refresh(after, after_s=pause_s)
                 pause_s = min(2 * pause_s, MAX_RETRY_S)
 
     def _not_behind(self, delivery: Delivery, shards: list[int]) -> list[int]:
         """Those of the shards of which no older delta is on its way."""
         # Promise 10: what waits has not been sent, and can go back to the trainer.
-        older = [one.unacknowledged for one in self._sent.deliveries.values() if one.push.step < delivery.push.step]
+        older = [one.unacknowledged for one in self.sent.deliveries.values() if one.push.step < delivery.push.step]
         return [shard for shard in shards if not any(shard in one and one[shard].is_started for one in older)]
 
     async def _send(self, delivery: Delivery, owner: Contact, shards: list[int]) -> bool:
@@ -200,7 +192,7 @@ class Outbox:
         older deltas."""
         turn = self._turns.setdefault(owner.node_id, asyncio.Lock())
         async with turn:
-            groups, _ = self._directory.by_owner([shard for shard in shards if shard in delivery.unacknowledged])
+            groups, _ = self.directory.by_owner([shard for shard in shards if shard in delivery.unacknowledged])
             # The owner may have changed while they waited.
             theirs = next((group for to, group in groups if to.node_id == owner.node_id), [])
             shards = self._not_behind(delivery, theirs)
@@ -214,7 +206,7 @@ class Outbox:
             push = msgspec.structs.replace(
                 delivery.push,
                 shards=shards,
-                fences=self._store.ownership.stale_fences(shards),
+                fences=self.store.ownership.stale_fences(shards),
             )
             if owner.node_id == push.node:
                 for result in await self._accept_own(push, items):
@@ -225,10 +217,10 @@ class Outbox:
                 await self._request(delivery, push, owner, items, asked_s)
             except TransportError as error:
                 self._note_obstacle(delivery, shards, owner, error.detail, asked_s)
-                self._directory.failed(owner, error)
+                self.directory.failed(owner, error)
             except BadFrame as error:
                 self._note_obstacle(delivery, shards, owner, f"bad answer: {error}", asked_s)
-                self._view.score.nonsense(owner.node_id, "push")
+                self.view.score.nonsense(owner.node_id, "push")
                 self._log.warning("bad_push_answer", owner=owner.node_id.hex()[:8], reason=str(error))
             return True
 
@@ -241,7 +233,7 @@ class Outbox:
         def stream() -> Iterator[Buffer]:
             for item in items:
                 for buffer in encoded_frames(item.shard, item.encoded, item.codec, Part.DELTA, step=push.step):
-                    self._counters.bytes_sent += len(buffer)
+                    self.counters.bytes_sent += len(buffer)
                     yield buffer
 
         body = sized(stream(), sum(item.framed_bytes for item in items))
@@ -249,9 +241,9 @@ class Outbox:
             if delivery.wait is not None and isinstance(body, SizedBody):
                 key = owner.node_id, tuple(push.shards)
                 stack.enter_context(delivery.wait.watching(key, body.moved_bytes))
-            answer = await stack.enter_async_context(self._rpc.request("push", owner, push, body))
-            first = self._rpc.decoded(owner, answer.head, PushAnswer)
-            self._view.compare_count(owner.node_id, first.workers)
+            answer = await stack.enter_async_context(self.rpc.request("push", owner, push, body))
+            first = self.rpc.decoded(owner, answer.head, PushAnswer)
+            self.view.compare_count(owner.node_id, first.workers)
             self._settle_all(delivery, owner, first.results, push.shards, asked_s)
             async for results in read_results(answer.body):
                 self._settle_all(delivery, owner, results, push.shards, asked_s)
@@ -267,7 +259,7 @@ class Outbox:
         asked = dict.fromkeys(sent)
         if any(result.shard not in asked for result in results):
             raise BadFrame("it names a shard that was not sent")
-        self._directory.answered(owner, results)
+        self.directory.answered(owner, results)
         for result in results:
             self._settle(delivery, owner, result)
             if result.status == "retry":
@@ -279,10 +271,10 @@ class Outbox:
         """Add the shards that this node owns, a part of the delta at a time."""
         results, part, values = list[PushResult](), list[IncomingDelta](), 0
         for number, item in enumerate(items, 1):
-            part.append(await self._rpc.turns.run(self._executor, item.values, item.item))
+            part.append(await self.rpc.turns.run(self._executor, item.values, item.item))
             values += item.values
             if values >= VALUES_PER_PART or number == len(items):
-                results += await self._deltas.accept(push, part)
+                results += await self.deltas.accept(push, part)
                 part, values = [], 0
         return results
 
@@ -299,14 +291,14 @@ class Outbox:
             self._answered = asyncio.Event()
             self.count(delivery, result)
         elif result.owner_info is not None:
-            self._store.note_owners([result.owner_info])
+            self.store.note_owners([result.owner_info])
 
     def _keep(self, push: Push, owner: Contact, item: Outgoing) -> None:
         """Keep what another node has acknowledged: it may lose it."""
         if owner.node_id == push.node or (item.is_borrowed and len(item.encoded) > COPIED_BYTES):
             return
-        limit_bytes, log = KEPT_BYTES, self._store.log
-        if not self._swarm.is_eligible:
+        limit_bytes, log = KEPT_BYTES, self.store.log
+        if not self.swarm.is_eligible:
             # It owns and backs up nothing, so the room of its repair log is free; and its owner may have no backup.
             limit_bytes = max(limit_bytes, log.limit_bytes - log.size_bytes)
-        self._sent.acknowledge(push, owner.node_id, item.own(), limit_bytes)
+        self.sent.acknowledge(push, owner.node_id, item.own(), limit_bytes)

@@ -71,48 +71,33 @@ class Job:
     receiving: int = 0
 
 
+@dataclass(eq=False)
 class PullClient:
     """Keeps this node's replica of the vector."""
 
-    def __init__(
-        self,
-        *,
-        swarm: Swarm,
-        store: ShardStore,
-        replica: Replica,
-        run: RunState,
-        view: SwarmView,
-        rpc: ExchangeRpc,
-        directory: OwnerDirectory,
-        final_values: FinalValues,
-        inspector: ShardInspector,
-        counters: Counters,
-        environment: Environment,
-        settings: ExchangeSettings,
-        codec: CodecChoice,
-        synchronous: bool,
-    ) -> None:
-        self._swarm = swarm
-        self._store = store
-        self._replica = replica
-        self._run = run
-        self._view = view
-        self._rpc = rpc
-        self._directory = directory
-        self._final_values = final_values
-        self._inspector = inspector
-        self._counters = counters
-        self._environment = environment
-        self._clock = environment.clock
-        self._log = environment.log
-        self._settings = settings
-        self._codec = codec
-        self._synchronous = synchronous
+    swarm: Swarm
+    store: ShardStore
+    replica: Replica
+    run: RunState
+    view: SwarmView
+    rpc: ExchangeRpc
+    directory: OwnerDirectory
+    final_values: FinalValues
+    inspector: ShardInspector
+    counters: Counters
+    environment: Environment
+    settings: ExchangeSettings
+    codec: CodecChoice
+    synchronous: bool
+
+    def __post_init__(self) -> None:
+        self._clock = self.environment.clock
+        self._log = self.environment.log
         #: Why shards do not arrive.
         self.obstacles = Obstacles()
-        self._follower = ChainFollower(store, replica, counters, rpc.turns, environment)
+        self._follower = ChainFollower(self.store, self.replica, self.counters, self.rpc.turns, self.environment)
         #: All shards, those first that were updated longest ago.
-        self._order = dict.fromkeys(range(len(store)))
+        self._order = dict.fromkeys(range(len(self.store)))
         self._download: Job | None = None
 
     @property
@@ -121,7 +106,7 @@ class PullClient:
         began; None without one."""
         if self._download is None:
             return None
-        bounds = self._store.bounds
+        bounds = self.store.bounds
         missing = sum(bounds[shard][1] - bounds[shard][0] for shard in self._download.waiting)
         values = bounds[-1][1] if bounds else 0
         return VALUE_BYTES * (values - missing), VALUE_BYTES * values, self._clock.monotonic() - self._download.began
@@ -135,10 +120,10 @@ class PullClient:
         `deadline_s` bounds silence: the pull ends when nothing of any missing shard has moved for so long, and never
         while one moves. With None it waits until all are there: a joiner cannot train on half a vector.
         """
-        self._run.pass_barrier(step)
+        self.run.pass_barrier(step)
         # Promise 3: nobody waits for owners that are out of reach.
-        if deadline_s is not None and not (is_final or self._synchronous) and self._directory.is_apart():
-            return PullReport(0, [], list(range(len(self._store))))
+        if deadline_s is not None and not (is_final or self.synchronous) and self.directory.is_apart():
+            return PullReport(0, [], list(range(len(self.store))))
         began, is_joiners = self._clock.monotonic(), deadline_s is None
         job = Job(step, dict.fromkeys(self._order), StepWait(deadline_s), began, is_joiners, is_final)
         self._download = job if is_joiners else None
@@ -156,7 +141,7 @@ class PullClient:
             work.result()
         missing = sorted(job.waiting)
         unexplained = [shard for shard in missing if shard not in self.obstacles]
-        for owner, shards in self._directory.by_owner(unexplained)[0]:
+        for owner, shards in self.directory.by_owner(unexplained)[0]:
             self.obstacles.note(shards, owner, "has not answered yet", began)
         return PullReport(job.changed, job.unchanged, missing)
 
@@ -167,14 +152,14 @@ class PullClient:
             await self._fetch(donor, shards, job, takes_copies=True)
 
         shards = list(job.waiting)
-        owners, _ = self._directory.by_owner(shards)
+        owners, _ = self.directory.by_owner(shards)
         # Promise 2: a joiner gets the model from whoever has it.
         relief = JoinerRelief(
-            swarm=self._swarm,
-            store=self._store,
-            view=self._view,
-            directory=self._directory,
-            environment=self._environment,
+            swarm=self.swarm,
+            store=self.store,
+            view=self.view,
+            directory=self.directory,
+            environment=self.environment,
             waiting=job.waiting,
             is_receiving=lambda: job.receiving > 0,
             fetch=copies,
@@ -194,7 +179,7 @@ class PullClient:
 
     async def _fetch_parts(self, shards: list[int], job: Job) -> None:
         """Fetch from all owners at once, in the order of the shards."""
-        groups, unknown = self._directory.by_owner(shards)
+        groups, unknown = self.directory.by_owner(shards)
         parts = [theirs for _, theirs in groups] + ([unknown] if unknown else [])
         await together(self._fetch_some(part, job) for part in parts)
 
@@ -202,7 +187,7 @@ class PullClient:
         """Fetch the shards of one owner, and again from whoever owns them then; no other owner is waited for."""
         pause_s = FIRST_RETRY_S
         while left := [shard for shard in shards if shard in job.waiting]:
-            groups, unknown = self._directory.by_owner(left)
+            groups, unknown = self.directory.by_owner(left)
             unexplained = [shard for shard in unknown if shard not in self.obstacles]
             self.obstacles.note(unexplained, None, "no owner is known", self._clock.monotonic())
             if len(groups) + bool(unknown) > 1:
@@ -214,7 +199,7 @@ class PullClient:
             if len(after) < len(left):
                 pause_s = FIRST_RETRY_S
             if after:
-                await self._directory.refresh(after, after_s=pause_s)
+                await self.directory.refresh(after, after_s=pause_s)
                 pause_s = min(2 * pause_s, MAX_RETRY_S)
 
     def _settle(self, shard: int, job: Job, *, changed: bool) -> None:
@@ -231,13 +216,13 @@ class PullClient:
     # -- from another node ----------------------------------------------------------------------------------------
 
     async def _fetch(self, owner: Contact, shards: list[int], job: Job, *, takes_copies: bool = False) -> None:
-        if owner.node_id == self._swarm.node_id:
+        if owner.node_id == self.swarm.node_id:
             await self._copy_own(shards, job)
             return
         message, asked_s = self._message(shards, job, takes_copies=takes_copies), self._clock.monotonic()
         try:
-            async with self._rpc.request("pull", owner, message) as answer:
-                results = self._rpc.decoded(owner, answer.head, PullAnswer).results
+            async with self.rpc.request("pull", owner, message) as answer:
+                results = self.rpc.decoded(owner, answer.head, PullAnswer).results
                 job.receiving += 1
                 try:
                     await self._receive(owner, message, results, answer.body, job, asked_s)
@@ -246,28 +231,28 @@ class PullClient:
             return
         except TransportError as error:
             reason = error.detail
-            self._directory.failed(owner, error)
+            self.directory.failed(owner, error)
         except BadFrame as error:
             reason = f"bad answer: {error}"
-            self._view.score.nonsense(owner.node_id, "value")
+            self.view.score.nonsense(owner.node_id, "value")
             self._log.warning("bad_pull_answer", owner=owner.node_id.hex()[:8], reason=str(error))
         if not takes_copies:
             self.obstacles.note([shard for shard in shards if shard in job.waiting], owner, reason, asked_s)
 
     def _message(self, shards: list[int], job: Job, *, takes_copies: bool) -> Pull:
-        settings, pushed, wanted = self._settings, self._codec.codec, []
+        settings, pushed, wanted = self.settings, self.codec.codec, []
         follows = follows_chains(settings, pushed) and not job.is_final
         for shard in shards:
             # The same term and version as another node's copy do not make it the same bits: a final pull asks for all.
-            term, version = (ZERO_TERM, 0) if job.is_final else self._replica.version_of(shard)
+            term, version = (ZERO_TERM, 0) if job.is_final else self.replica.version_of(shard)
             # A joiner builds everything on what it is sent: it takes the whole.
-            position = self._replica.position_of(shard) if follows and not job.is_joiners else NO_POSITION
+            position = self.replica.position_of(shard) if follows and not job.is_joiners else NO_POSITION
             wanted.append(Wanted(shard, term, version, *position))
         return Pull(
             job.step,
             "float32" if job.is_final else whole_codec(settings, pushed),
             wanted,
-            self._store.ownership.stale_fences(shards),
+            self.store.ownership.stale_fences(shards),
             takes_copies,
             job.is_final,
             follows,
@@ -285,12 +270,12 @@ class PullClient:
                 if result.shard not in asked:
                     raise BadFrame(f"shard {result.shard} was not asked for")
                 # Promise 7: an absurd term or version changes nothing.
-                plausible = self._store.ownership.is_plausible
+                plausible = self.store.ownership.is_plausible
                 if not (plausible(result.term) and plausible(result.rank_term)):
                     raise BadFrame(f"shard {result.shard} under term {result.term.number}")
                 if max(result.version, result.published) >= MAX_BELIEVED:
                     raise BadFrame(f"shard {result.shard} in version {result.version}")
-                self._directory.answered(owner, [result])
+                self.directory.answered(owner, [result])
                 if result.status in ("later", "retry"):
                     self.obstacles.note([result.shard], owner, f"answers {result.status!r}", asked_s)
                 if result.status == "same" and self._follower.is_same(result):
@@ -306,16 +291,16 @@ class PullClient:
         shard, is_copy = result.shard, result.status == "copy"
         if result.chain:
             arrays, payload_bytes = await self._follower.read(reader, result, memory)
-            self._counters.bytes_received += payload_bytes
+            self.counters.bytes_received += payload_bytes
         else:
-            size = self._store.size(shard)
+            size = self.store.size(shard)
             encoded, codec = await read_encoded(reader, shard, Part.VALUE, size, memory)
-            self._counters.bytes_received += len(encoded)
-            await self._rpc.turns.take(light(size))
+            self.counters.bytes_received += len(encoded)
+            await self.rpc.turns.take(light(size))
             # Promise 7: values out of range change nothing.
             if codec not in ("float32", "bfloat16") or not codecs.is_within(encoded, codec, MAX_STATE_LENGTH):
                 raise BadFrame(f"shard {shard} has values out of range")
-        if result.term < self._store.ownership.fence(shard):
+        if result.term < self.store.ownership.fence(shard):
             return False  # promise 1: this owner was replaced; the next round asks for the higher term
         if is_copy and shard not in job.waiting:
             return False  # the owner was faster
@@ -323,12 +308,12 @@ class PullClient:
             if not await self._follower.take(result, arrays):
                 return False
         else:
-            with self._replica.writing(shard) as values:
+            with self.replica.writing(shard) as values:
                 codecs.decode(encoded, codec, values)
                 # A copy's version does not show which deltas it has: with 0 the next pull fetches the shard.
-                self._replica.set_version(shard, result.rank_term, 0 if is_copy else result.version)
+                self.replica.set_version(shard, result.rank_term, 0 if is_copy else result.version)
         if not is_copy:
-            self._store.note_owner(shard, result.term, owner)
+            self.store.note_owner(shard, result.term, owner)
         return True
 
     # -- own shards -----------------------------------------------------------------------------------------------
@@ -338,17 +323,17 @@ class PullClient:
         and comes with the next pull."""
         # Promise 11: the final value is one that the backup has to the bit.
         if job.is_final:
-            await self._final_values.prepare(shards, job.step)
+            await self.final_values.prepare(shards, job.step)
         for shard in shards:
-            owned = self._store.owned.get(shard)
-            if owned is None or (job.is_final and not self._final_values.is_final(shard)):
+            owned = self.store.owned.get(shard)
+            if owned is None or (job.is_final and not self.final_values.is_final(shard)):
                 continue
-            if self._synchronous:
-                self._store.fold(shard, job.step)
+            if self.synchronous:
+                self.store.fold(shard, job.step)
             mark = owned.rank_term, owned.state.version
-            is_new = job.is_final or self._replica.version_of(shard) != mark
+            is_new = job.is_final or self.replica.version_of(shard) != mark
             if is_new and not await self._follower.write(shard, owned.state.value, mark):
-                self._inspector.resign(shard)
+                self.inspector.resign(shard)
             else:
                 self._settle(shard, job, changed=is_new)
 

@@ -60,41 +60,28 @@ class PushReport:
     versions: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class PushClient:
     """Pushes the deltas of one node. `synchronous`: the barrier family is bsp."""
 
-    def __init__(
-        self,
-        *,
-        node_id: bytes,
-        synchronous: bool,
-        settings: ExchangeSettings,
-        store: ShardStore,
-        view: SwarmView,
-        run: RunState,
-        codec: CodecChoice,
-        turns: LoopTurns,
-        outbox: Outbox,
-        directory: OwnerDirectory,
-        deltas: DeltaHandler,
-        counters: Counters,
-        environment: Environment,
-    ) -> None:
-        self._node_id = node_id
-        self._synchronous = synchronous
-        self._settings = settings
-        self._store = store
-        self._view = view
-        self._run = run
-        self._codec = codec
-        self._turns = turns
-        self._directory = directory
-        self._deltas = deltas
-        self._counters = counters
-        self._clock = environment.clock
-        self._executor = environment.executor
-        self._log = environment.log
-        self.outbox = outbox
+    node_id: bytes
+    settings: ExchangeSettings
+    store: ShardStore
+    view: SwarmView
+    run: RunState
+    codec: CodecChoice
+    turns: LoopTurns
+    outbox: Outbox
+    directory: OwnerDirectory
+    deltas: DeltaHandler
+    counters: Counters
+    environment: Environment
+    synchronous: bool
+
+    def __post_init__(self) -> None:
+        self._clock = self.environment.clock
+        self._executor = self.environment.executor
+        self._log = self.environment.log
         #: Since when no owner is in reach (monotonic seconds) and the step that was trained then; None: one is.
         self.apart_since: tuple[float, int] | None = None
         #: Those that were counted when an owner was in reach.
@@ -118,16 +105,16 @@ class PushClient:
         The last delta of a run leaves little out.
         """
         self._note_apart()
-        sent_before, is_apart = self._counters.bytes_sent, self.apart_since is not None
-        workers = max(1.0, self._view.worker_count())
+        sent_before, is_apart = self.counters.bytes_sent, self.apart_since is not None
+        workers = max(1.0, self.view.worker_count())
         if is_apart or self._was_apart:
-            if self._settings.weight != "sum":
+            if self.settings.weight != "sum":
                 weight *= workers / max(workers, self._workers)  # those that are out of reach train on, too
             # Promise 7: later steps would be added to it.
             if not await self._executor.run(is_delta_in_range, delta):
                 delta[:] = 0.0
                 on_sent()
-                return PushReport(0, {"not_finite": len(self._store)}, 0, 0, set(range(len(self._store))))
+                return PushReport(0, {"not_finite": len(self.store)}, 0, 0, set(range(len(self.store))))
         else:
             self._workers = workers
         self._was_apart = is_apart or self._was_apart
@@ -135,10 +122,10 @@ class PushClient:
         if is_apart and not is_last:
             self.outbox.note_apart()
             on_sent()
-            return PushReport(0, {}, 0, 0, returned=tuple(range(len(self._store))))
+            return PushReport(0, {}, 0, 0, returned=tuple(range(len(self.store))))
         push = Push(
-            node=self._node_id,
-            incarnation=self._run.incarnation,
+            node=self.node_id,
+            incarnation=self.run.incarnation,
             step=step,
             base_step=base_step,
             weight=weight,
@@ -158,7 +145,7 @@ class PushClient:
             delivery.acknowledged,
             delivery.refused,
             len(delivery.unacknowledged),
-            self._counters.bytes_sent - sent_before,
+            self.counters.bytes_sent - sent_before,
             delivery.refused_shards,
             returned,
             delivery.versions,
@@ -166,8 +153,8 @@ class PushClient:
 
     def _note_apart(self) -> None:
         """Whether the step that was just trained can be sent to nobody."""
-        is_apart = not self._synchronous and self._directory.is_apart()
-        now_s, step = self._clock.monotonic(), self._run.step
+        is_apart = not self.synchronous and self.directory.is_apart()
+        now_s, step = self._clock.monotonic(), self.run.step
         if is_apart and self.apart_since is None:
             self.apart_since = now_s, step
             self._log.warning("owners_out_of_reach", step=step)
@@ -177,21 +164,21 @@ class PushClient:
 
     async def _add_unreplicated(self, delivery: Delivery, delta: Vector) -> list[int]:
         """Add the shards that this node owns without a backup or learner; returns the other shards."""
-        bounds, rest = self._store.bounds, dict.fromkeys(range(len(self._store)))
-        for shard in self._deltas.unreplicated(rest):
+        bounds, rest = self.store.bounds, dict.fromkeys(range(len(self.store)))
+        for shard in self.deltas.unreplicated(rest):
             start, stop = bounds[shard]
-            await self._turns.take(stop - start)
-            if (result := self._deltas.add_unreplicated(delivery.push, shard, delta[start:stop])) is not None:
+            await self.turns.take(stop - start)
+            if (result := self.deltas.add_unreplicated(delivery.push, shard, delta[start:stop])) is not None:
                 self.outbox.count(delivery, result)
                 del rest[shard]
         return list(rest)
 
     async def _encode_all(self, shards: list[int], delta: Vector, *, is_apart: bool, is_last: bool) -> list[Outgoing]:
-        codec, most = self._codec.codec, self._settings.sparse_values
+        codec, most = self.codec.codec, self.settings.sparse_values
         if is_apart and codec == "sparse":
             codec = "bfloat16"  # it may have been trained for hours, and be the only one that comes through
         if codec == "float32":
-            bounds = ((shard, *self._store.bounds[shard]) for shard in shards)
+            bounds = ((shard, *self.store.bounds[shard]) for shard in shards)
             return [
                 Outgoing(shard, codecs.as_bytes(delta[start:stop]), codec, stop - start, is_borrowed=True)
                 for shard, start, stop in bounds
@@ -203,7 +190,7 @@ class PushClient:
         """Deliver what is encoded, until every shard has its answer, or nothing moves; returns the shards of which no
         byte was sent, and none will be. Where it does not wait, all of them stay in the outbox."""
         # Promise 3: no step waits for a silent owner longer than this.
-        wait = delivery.wait = StepWait(None if self._synchronous else self._settings.push_deadline_s)
+        wait = delivery.wait = StepWait(None if self.synchronous else self.settings.push_deadline_s)
         self.outbox.add(delivery)
         done = asyncio.ensure_future(delivery.done.wait())
         try:
@@ -226,7 +213,7 @@ class PushClient:
         pauses = ThreadPauses(self._executor, 1 if codec == "sparse" else LIGHT_TURNS)
         outgoing = []
         for shard in shards:
-            start, stop = self._store.bounds[shard]
+            start, stop = self.store.bounds[shard]
             values = delta[start:stop]
             rest = np.zeros_like(values)
             encoded = codecs.encode_with_feedback(values, rest, codec, sparse_values)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -47,6 +48,7 @@ class BatchRepair(Protocol):
     async def repair(self, identity: DeltaId, item: IncomingDelta) -> PushResult: ...
 
 
+@dataclass(eq=False)
 class DeltaHandler:
     """Adds deltas, of other nodes and its own, to the shards of one owner.
 
@@ -54,47 +56,35 @@ class DeltaHandler:
     refused; None: none is.
     """
 
-    def __init__(
-        self,
-        *,
-        swarm: Swarm,
-        synchronous: bool,
-        stale_limit: int | None,
-        settings: ExchangeSettings,
-        store: ShardStore,
-        view: SwarmView,
-        run: RunState,
-        rpc: ExchangeRpc,
-        rebalance: RebalanceRequests,
-        codec: CodecChoice,
-        counters: Counters,
-        environment: Environment,
-    ) -> None:
-        self._synchronous = synchronous
-        self._stale_limit = stale_limit
-        self._settings = settings
-        self._store = store
-        self._view = view
-        self._run = run
-        self._rpc = rpc
-        self._rebalance = rebalance
-        self._codec = codec
-        self._counters = counters
-        self._clock = environment.clock
-        self._executor = environment.executor
-        self._log = environment.log
-        self._validator = DeltaValidator(store, view, counters, settings, environment)
+    swarm: Swarm
+    settings: ExchangeSettings
+    store: ShardStore
+    view: SwarmView
+    run: RunState
+    rpc: ExchangeRpc
+    rebalance: RebalanceRequests
+    codec: CodecChoice
+    counters: Counters
+    environment: Environment
+    synchronous: bool
+    stale_limit: int | None
+
+    def __post_init__(self) -> None:
+        self._clock = self.environment.clock
+        self._executor = self.environment.executor
+        self._log = self.environment.log
+        self._validator = DeltaValidator(self.store, self.view, self.counters, self.settings, self.environment)
         self.replicator = DeltaReplicator(
-            swarm=swarm,
-            synchronous=synchronous,
-            store=store,
-            view=view,
-            run=run,
-            rpc=rpc,
-            rebalance=rebalance,
+            swarm=self.swarm,
+            synchronous=self.synchronous,
+            store=self.store,
+            view=self.view,
+            run=self.run,
+            rpc=self.rpc,
+            rebalance=self.rebalance,
             validator=self._validator,
-            counters=counters,
-            environment=environment,
+            counters=self.counters,
+            environment=self.environment,
         )
         self.in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
         #: In a run without a model.
@@ -102,7 +92,7 @@ class DeltaHandler:
 
     def register(self) -> None:
         """Register the request handler."""
-        self._rpc.register("push", Push, self._on_push, waits=True)
+        self.rpc.register("push", Push, self._on_push, waits=True)
 
     # -- push ---------------------------------------------------------------------------------------------------
 
@@ -110,11 +100,11 @@ class DeltaHandler:
         # Promise 1: under another's identity it would count as that one's delta.
         if push.node != sender.node_id:
             return Response(encode(PushAnswer([self._validator.refuse(shard, "not_yours") for shard in push.shards])))
-        self._rebalance.challenge(push.fences)
-        if self._store.holds_values or any(shard >= len(self._store) for shard in push.shards):
+        self.rebalance.challenge(push.fences)
+        if self.store.holds_values or any(shard >= len(self.store) for shard in push.shards):
             return Response(encode(PushAnswer([self._validator.refuse(shard, "shape") for shard in push.shards])))
-        self._view.compare_count(push.node, push.workers)
-        workers = self._view.worker_count()
+        self.view.compare_count(push.node, push.workers)
+        workers = self.view.worker_count()
         intake = PushIntake(push, self._received(push, stream), self.accept, self._malformed, self._has_targets)
         results = await intake.results(KEEP_ALIVE_INTERVAL_S)
         if results is None:
@@ -125,20 +115,20 @@ class DeltaHandler:
         """The shards of a push as they come. Raises `BadFrame`."""
         reader = FrameReader(stream)
         for shard in push.shards:
-            size = self._store.size(shard)
+            size = self.store.size(shard)
             encoded, codec = await read_encoded(reader, shard, Part.DELTA, size)
-            self._counters.bytes_received += len(encoded)
+            self.counters.bytes_received += len(encoded)
             # Received as float32 it is only measured.
             work = light(size) if codec == "float32" else size
             received = IncomingDelta.received
-            yield await self._rpc.turns.run(self._executor, work, received, shard, encoded, codec, size)
+            yield await self.rpc.turns.run(self._executor, work, received, shard, encoded, codec, size)
 
     def _malformed(self, push: Push, shards: Iterable[int], error: BadFrame) -> list[PushResult]:
         self._log.warning("delta_malformed", source=push.node.hex()[:8], reason=str(error))
         return [self._validator.refuse(shard, "malformed") for shard in shards]
 
     def _has_targets(self, shard: int) -> bool:
-        owned = self._store.owned.get(shard)
+        owned = self.store.owned.get(shard)
         return owned is not None and owned.has_targets
 
     async def accept(self, push: Push, items: list[IncomingDelta]) -> list[PushResult]:
@@ -146,9 +136,9 @@ class DeltaHandler:
         identity = DeltaId(push.node, push.incarnation, push.step)
         if self.values is not None:
             return [await self.values.repair(identity, item) for item in items]
-        if push.apart and not self._store.rule.robust:
-            if self._settings.weight != "sum":
-                weight = self._view.merged_weight(push.weight, push.workers)
+        if push.apart and not self.store.rule.robust:
+            if self.settings.weight != "sum":
+                weight = self.view.merged_weight(push.weight, push.workers)
                 push = msgspec.structs.replace(push, weight=weight, workers=0.0)  # it is not corrected once more
             for item in items:
                 item.repair = True
@@ -197,13 +187,13 @@ class DeltaHandler:
         A shard *has targets* where a backup or a learner gets its deltas. It *lacks a backup* where it has none and one
         is expected. It is *unreplicated* where it has none, and none is expected.
         """
-        if self._view.expects_backups():
+        if self.view.expects_backups():
             return []  # promise 1: a shard without a backup is about to get one
-        if self._store.rule.robust:
+        if self.store.rule.robust:
             return []  # own deltas are clipped like all others
-        if is_plain(self._codec.codec) and self._view.has_met_others():
+        if is_plain(self.codec.codec) and self.view.has_met_others():
             return []  # own deltas are sparse like all others, and the frame's codec says by which rule they are added
-        found = ((shard, self._store.owned.get(shard)) for shard in shards)
+        found = ((shard, self.store.owned.get(shard)) for shard in shards)
         return [shard for shard, owned in found if owned is not None and not owned.has_targets]
 
     def add_unreplicated(self, push: Push, shard: int, part: Vector) -> PushResult | None:
@@ -218,46 +208,46 @@ class DeltaHandler:
             return None if result.status == "retry" else result
         if not is_delta_in_range(part):
             return self._validator.refuse(shard, "out_of_range" if codecs.all_finite(part) else "not_finite")
-        weight, codec = self._validator.clamp_weight(push.weight), self._codec.codec
+        weight, codec = self._validator.clamp_weight(push.weight), self.codec.codec
         plain = is_plain(codec)  # of a node that has never met another: nothing is logged
-        if self._synchronous or self._view.has_met_others():
+        if self.synchronous or self.view.has_met_others():
             # What is added is exact. The other side of a split would get the log's copy, as exact as a push.
             log_codec: codecs.CodecName = codec if codec == "float32" or plain else "bfloat16"
-            kept = part.copy() if self._synchronous else part
-            is_logged = self._view.has_met_others()
-            own = BufferedDelta(identity, weight, kept, self._synchronous, codec=log_codec, is_logged=is_logged)
-            self._store.add(shard, own)
+            kept = part.copy() if self.synchronous else part
+            is_logged = self.view.has_met_others()
+            own = BufferedDelta(identity, weight, kept, self.synchronous, codec=log_codec, is_logged=is_logged)
+            self.store.add(shard, own)
         else:
-            self._store.add_unlogged(shard, identity, weight, part, plain=plain)
-        self._store.owned[shard].state.note_addition(self._clock.monotonic())
+            self.store.add_unlogged(shard, identity, weight, part, plain=plain)
+        self.store.owned[shard].state.note_addition(self._clock.monotonic())
         self.replicator.note_merged(identity)
         return PushResult(shard, "ok")
 
     def _check_role(self, push: Push, identity: DeltaId, shard: int, *, repair: bool = False) -> PushResult | None:
         """The answer to a delta where its values do not matter: not owned here, in already, or too late."""
-        owned = self._store.owned.get(shard)
+        owned = self.store.owned.get(shard)
         if owned is None:
-            return not_owned(self._store, shard)
+            return not_owned(self.store, shard)
         # Promise 1: it is added once.
         if owned.state.knows(identity):
             # After a hand-over the new owner may be the only node that has it: then it is not safe yet.
-            if lacks_backup(self._view, owned):
+            if lacks_backup(self.view, owned):
                 return PushResult.retry(shard, "no_backup_yet")
             return PushResult(shard, "ok")
         # Promise 4: a move waits for what is in flight, and for no more.
-        if owned.moving or self._run.is_closed:
+        if owned.moving or self.run.is_closed:
             return PushResult.retry(shard, "moving" if owned.moving else "leaving")
         # Promise 1: it may have been added before.
         if owned.state.may_have_forgotten(identity):
             return self._validator.refuse(shard, "late")
         # Promise 7: an absurd step changes nothing.
-        if push.step > self._view.furthest_step():
+        if push.step > self.view.furthest_step():
             return self._validator.refuse(shard, "ahead")
         if repair and not push.apart:
             return None
         # Promise 9: the barrier bounds how old the values are that a delta was trained on.
-        limit = self._stale_limit
-        if limit is not None and not repair and self._view.median_step() - push.base_step > limit:
+        limit = self.stale_limit
+        if limit is not None and not repair and self.view.median_step() - push.base_step > limit:
             return self._validator.refuse(shard, "late")
         # Promise 1: the replica that the state began with may have it.
         if push.base_step < owned.state.era_step:

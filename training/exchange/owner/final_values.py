@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact
@@ -59,31 +60,23 @@ def _mark(owned: Owned, backup: Contact) -> tuple[bytes, int, int]:
     return backup.node_id, id(owned.state), owned.state.version
 
 
+@dataclass(eq=False)
 class FinalValues:
     """What one node serves, asks and keeps when training has ended."""
 
-    def __init__(
-        self,
-        *,
-        swarm: Swarm,
-        store: ShardStore,
-        view: SwarmView,
-        rpc: ExchangeRpc,
-        directory: OwnerDirectory,
-        rebalance: RebalanceRequests,
-        environment: Environment,
-        synchronous: bool,
-    ) -> None:
-        self._swarm = swarm
-        self._store = store
-        self._view = view
-        self._rpc = rpc
-        self._directory = directory
-        self._rebalance = rebalance
-        self._random = environment.entropy.random
-        self._executor = environment.executor
-        self._log = environment.log
-        self._synchronous = synchronous
+    swarm: Swarm
+    store: ShardStore
+    view: SwarmView
+    rpc: ExchangeRpc
+    directory: OwnerDirectory
+    rebalance: RebalanceRequests
+    environment: Environment
+    synchronous: bool
+
+    def __post_init__(self) -> None:
+        self._random = self.environment.entropy.random
+        self._executor = self.environment.executor
+        self._log = self.environment.log
         self._confirmed: dict[int, tuple[bytes, int, int]] = {}
         self._one_at_a_time = asyncio.Lock()
         #: The integer buffers that all nodes take, as far as this node knows, and the backup that keeps them too.
@@ -94,20 +87,20 @@ class FinalValues:
 
     def register(self) -> None:
         """Register the request handlers."""
-        self._rpc.register("compare", CompareCopies, self._on_compare)
-        self._rpc.register("final_buffers", FinalBuffers, self._on_final_buffers, waits=True)
-        self._rpc.register("final_done", FinalDone, self._on_final_done)
+        self.rpc.register("compare", CompareCopies, self._on_compare)
+        self.rpc.register("final_buffers", FinalBuffers, self._on_final_buffers, waits=True)
+        self.rpc.register("final_done", FinalDone, self._on_final_done)
 
     # -- values -------------------------------------------------------------------------------------------------
 
     def is_final(self, shard: int) -> bool:
         """Whether the value of a shard owned here may be served: no node can get other bits, unless two die at once."""
-        owned = self._store.owned.get(shard)
+        owned = self.store.owned.get(shard)
         if owned is None or owned.moving:
             return False
         if owned.backup is None:
             # A learner is none: it has no state yet, and the former backup would take over with other bits.
-            return not self._view.expects_backups()
+            return not self.view.expects_backups()
         return self._confirmed.get(shard) == _mark(owned, owned.backup)
 
     async def prepare(self, shards: Iterable[int], step: int) -> None:
@@ -115,15 +108,15 @@ class FinalValues:
         async with self._one_at_a_time:
             asked: dict[bytes, tuple[Contact, dict[int, Owned]]] = {}
             for shard in shards:
-                owned = self._store.owned.get(shard)
+                owned = self.store.owned.get(shard)
                 if owned is None:
                     continue
-                if self._synchronous:
-                    self._store.fold(shard, step)
+                if self.synchronous:
+                    self.store.fold(shard, step)
                 if owned.backup is not None and not self.is_final(shard) and not owned.moving:
                     asked.setdefault(owned.backup.node_id, (owned.backup, {}))[1][shard] = owned
-                elif lacks_backup(self._view, owned):
-                    self._rebalance.wake()
+                elif lacks_backup(self.view, owned):
+                    self.rebalance.wake()
             await asyncio.gather(*(self._compare(backup, theirs) for backup, theirs in asked.values()))
 
     async def _compare(self, backup: Contact, shards: dict[int, Owned]) -> None:
@@ -134,26 +127,26 @@ class FinalValues:
             copies.append(CopyDigest(shard, owned.term, state.folded_step, marks[shard][2], digest))
         try:
             message = CompareCopies(copies)
-            answer = await self._rpc.ask(backup, "compare", message, TransferResult, COMPARE_TIMEOUT_S)
+            answer = await self.rpc.ask(backup, "compare", message, TransferResult, COMPARE_TIMEOUT_S)
         except TransportError as error:
-            self._swarm.suspect(backup.node_id, str(error))
+            self.swarm.suspect(backup.node_id, str(error))
             return
         same = dict.fromkeys(answer.taken)
         for shard, owned in shards.items():
-            is_there = self._store.owned.get(shard) is owned and owned.backup == backup
+            is_there = self.store.owned.get(shard) is owned and owned.backup == backup
             if not is_there or _mark(owned, backup) != marks[shard]:
                 continue  # changed since it was hashed
             if shard in same:
                 self._confirmed[shard] = marks[shard]
             else:
                 self._log.debug("backup_differs", shard=shard, backup=backup.node_id.hex()[:8])
-                self._store.drop_backup(shard, own_contact(self._swarm))
-                self._rebalance.wake()
+                self.store.drop_backup(shard, own_contact(self.swarm))
+                self.rebalance.wake()
 
     async def _on_compare(self, sender: Contact, message: CompareCopies, _stream: AsyncIterator[Buffer]) -> Response:
-        same, furthest = [], self._view.plausible_steps().furthest
+        same, furthest = [], self.view.plausible_steps().furthest
         for copy in message.copies:
-            state = self._store.backed_as(copy.shard, copy.term, sender, min(copy.folded_step, furthest))
+            state = self.store.backed_as(copy.shard, copy.term, sender, min(copy.folded_step, furthest))
             if state is None or state.version != copy.version:
                 continue
             digest = await self._executor.run(value_digest, state.value)
@@ -169,7 +162,7 @@ class FinalValues:
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    if BUFFERS_SHARD in self._store.owned:
+                    if BUFFERS_SHARD in self.store.owned:
                         self._buffers = mine if self._buffers is None else self._buffers
                         found = await self._kept_buffers()
                     else:
@@ -183,33 +176,33 @@ class FinalValues:
 
     async def _kept_buffers(self) -> bytes | None:
         """The buffers that this node names as the owner: its backup keeps them too. None if it cannot say yet."""
-        owned, buffers = self._store.owned.get(BUFFERS_SHARD), self._buffers
+        owned, buffers = self.store.owned.get(BUFFERS_SHARD), self._buffers
         if owned is None or buffers is None:
             return None
         if owned.backup is None:
-            return None if self._view.expects_backups() else buffers
+            return None if self.view.expects_backups() else buffers
         backup = owned.backup
         if self._kept_by != backup.node_id:
             try:
                 await self._request_buffers(backup, FinalBuffers(buffers))
             except TransportError as error:
-                self._swarm.suspect(backup.node_id, str(error))
+                self.swarm.suspect(backup.node_id, str(error))
                 return None
             self._kept_by = backup.node_id
         return buffers
 
     async def _ask_for_buffers(self) -> bytes | None:
-        groups, unknown = self._directory.by_owner([BUFFERS_SHARD])
+        groups, unknown = self.directory.by_owner([BUFFERS_SHARD])
         for owner, _ in groups:
             try:
                 return await self._request_buffers(owner, FinalBuffers())
             except TransportError as error:
-                self._directory.failed(owner, error)
-        await self._directory.refresh([BUFFERS_SHARD] if not groups or unknown else [])
+                self.directory.failed(owner, error)
+        await self.directory.refresh([BUFFERS_SHARD] if not groups or unknown else [])
         return None
 
     async def _request_buffers(self, to: Contact, message: FinalBuffers) -> bytes | None:
-        return (await self._rpc.ask(to, "final_buffers", message, FinalBuffersAnswer, BUFFERS_TIMEOUT_S)).buffers
+        return (await self.rpc.ask(to, "final_buffers", message, FinalBuffersAnswer, BUFFERS_TIMEOUT_S)).buffers
 
     async def _on_final_buffers(
         self, _sender: Contact, message: FinalBuffers, _stream: AsyncIterator[Buffer]
@@ -223,15 +216,15 @@ class FinalValues:
 
     async def announce(self) -> None:
         """Tell the owners that this node has its final values, so that they may leave."""
-        known = self._store.ownership.known_owners.values()
-        owners = {each.owner.node_id: each.owner for each in known if each.owner.node_id != self._swarm.node_id}
+        known = self.store.ownership.known_owners.values()
+        owners = {each.owner.node_id: each.owner for each in known if each.owner.node_id != self.swarm.node_id}
         message = FinalDone()
 
         async def tell(owner: Contact) -> None:
             with contextlib.suppress(TransportError):  # it leaves a little later
-                await self._rpc.ask(owner, "final_done", message, TransferResult, FAREWELL_TIMEOUT_S)
+                await self.rpc.ask(owner, "final_done", message, TransferResult, FAREWELL_TIMEOUT_S)
 
-        await asyncio.gather(*(tell(owner) for owner in owners.values() if not self._view.is_gone(owner.node_id)))
+        await asyncio.gather(*(tell(owner) for owner in owners.values() if not self.view.is_gone(owner.node_id)))
 
     def is_done(self, node_id: bytes) -> bool:
         """Whether this node has its final values, as it has said."""

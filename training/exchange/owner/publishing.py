@@ -89,37 +89,30 @@ class _Due(NamedTuple):
     source: ApproximatedState
 
 
+@dataclass(eq=False)
 class Publisher:
     """The chains of the shards that this node owns. `choose` names the codec of the next change; while that is one for
     whole values nothing is published."""
 
-    def __init__(
-        self,
-        *,
-        store: ShardStore,
-        replica: Replica,
-        view: SwarmView,
-        environment: Environment,
-        choose: Callable[[], CodecName],
-        sparse_values: int,
-        synchronous: bool,
-    ) -> None:
-        self._store = store
-        self._replica = replica
-        self._view = view
-        self._clock = environment.clock
-        self._entropy = environment.entropy
-        self._executor = environment.executor
-        self._choose = choose
-        self._sparse_values = sparse_values
-        self._synchronous = synchronous
+    store: ShardStore
+    replica: Replica
+    view: SwarmView
+    environment: Environment
+    choose: Callable[[], CodecName]
+    sparse_values: int
+    synchronous: bool
+
+    def __post_init__(self) -> None:
+        self._clock = self.environment.clock
+        self._entropy = self.environment.entropy
+        self._executor = self.environment.executor
         self._chains: dict[int, _Chain] = {}
         self._one_at_a_time = asyncio.Lock()
 
     def published(self, shard: int) -> Published | None:
         """The published value of a shard that this node owns, if it has one, and if changes are chosen at all."""
         chain = self._chains.get(shard)
-        if chain is None or self._choose() in WHOLE or self._store.owned.get(shard) is not chain.owned:
+        if chain is None or self.choose() in WHOLE or self.store.owned.get(shard) is not chain.owned:
             return None
         return chain.published
 
@@ -132,22 +125,22 @@ class Publisher:
     async def publish(self, follower: bytes, asked: Iterable[tuple[int, Position]]) -> None:
         """A node asks for shards, and has these positions: begin the chains that are missing, and make the ticks
         due."""
-        codec = self._choose()
+        codec = self.choose()
         if codec in WHOLE:
             return
         async with self._one_at_a_time:
-            now, step_s = self._clock.monotonic(), self._view.median_step_seconds()
+            now, step_s = self._clock.monotonic(), self.view.median_step_seconds()
             found = (self._due(shard, follower, position, now, step_s) for shard, position in asked)
             due = [one for one in found if one is not None]
             while due:
                 part, values = list[_Due](), 0
                 while due and values < VALUES_PER_PART:
                     part.append(due.pop(0))
-                    values += self._store.size(part[-1].shard)
+                    values += self.store.size(part[-1].shard)
                 await self._make(part, codec, now)
 
     def _due(self, shard: int, follower: bytes, position: Position, now: float, step_s: float) -> _Due | None:
-        owned = self._store.owned.get(shard)
+        owned = self.store.owned.get(shard)
         if owned is None or owned.moving:
             # While the shard moves the value does not change, and the new owner goes on from this version.
             return None
@@ -162,7 +155,7 @@ class Publisher:
         wait_s = min(1.0, former.last_bytes_per_value / BYTES_PER_STEP) * step_s
         if position == (former.chain, former.version):
             wait_s /= 2
-        is_early = not self._synchronous and now - chain.ticked_at < wait_s
+        is_early = not self.synchronous and now - chain.ticked_at < wait_s
         if is_early or former.source.version == source.version:
             return None
         return _Due(shard, owned, former, former.chain, source)
@@ -170,10 +163,10 @@ class Publisher:
     async def _make(self, due: list[_Due], codec: CodecName, now: float) -> None:
         """Make these ticks, and put each in the place of its former version: both are in memory meanwhile."""
         pauses = ThreadPauses(self._executor)
-        made = await self._executor.run(_made, due, codec, self._sparse_values, pauses)
+        made = await self._executor.run(_made, due, codec, self.sparse_values, pauses)
         for one, published in zip(due, made, strict=True):
             # What was told to a new owner meanwhile is the version before.
-            if self._store.owned.get(one.shard) is one.owned and not one.owned.moving:
+            if self.store.owned.get(one.shard) is one.owned and not one.owned.moving:
                 self._put(one.shard, one.owned, published, now)
 
     def _put(self, shard: int, owned: Owned, published: Published, now: float) -> None:
@@ -187,9 +180,9 @@ class Publisher:
         """Drop the chains that nobody asks for any more, and those of shards that have another owner."""
         if not self._chains:
             return  # as where values are pulled whole
-        now, unused_s = self._clock.monotonic(), max(UNUSED_S, UNUSED_STEPS * self._view.median_step_seconds())
+        now, unused_s = self._clock.monotonic(), max(UNUSED_S, UNUSED_STEPS * self.view.median_step_seconds())
         for shard, chain in list(self._chains.items()):
-            if self._store.owned.get(shard) is not chain.owned or now - chain.asked_at > unused_s:
+            if self.store.owned.get(shard) is not chain.owned or now - chain.asked_at > unused_s:
                 del self._chains[shard]
 
     # -- hand-over ----------------------------------------------------------------------------------------------
@@ -220,27 +213,27 @@ class Publisher:
         """The chains that go on here if the hand-over is accepted. Raises `BadFrame`."""
         work = list[_Following]()
         for info, head in zip(message.shards, message.published, strict=False):
-            if info.shard >= len(self._store):
+            if info.shard >= len(self.store):
                 break
             changes = []
             for version in range(head.published - head.changes + 1, head.published + 1):
-                size = self._store.size(info.shard)
+                size = self.store.size(info.shard)
                 encoded, codec = await read_encoded(reader, info.shard, Part.CHANGE, size, version=version)
                 changes.append(Change(version, codec, encoded))
-            backed = self._store.backed.get(info.shard)
+            backed = self.store.backed.get(info.shard)
             # Promise 7: an absurd version changes nothing.
             is_believed = (
-                self._store.ownership.is_plausible(head.rank) and max(head.version, head.published) < MAX_BELIEVED
+                self.store.ownership.is_plausible(head.rank) and max(head.version, head.published) < MAX_BELIEVED
             )
             if backed is None or backed.owner.node_id != sender or not is_believed:
                 continue
-            chain, held_version = self._replica.position_of(info.shard)
+            chain, held_version = self.replica.position_of(info.shard)
             lacking = head.published - held_version
             if head.chain and chain == head.chain and 0 <= lacking <= len(changes):
                 source = ApproximatedState(head.rank, head.version)
                 last = Published(head.chain, head.published, _NO_VALUE, head.digest, source, tuple(changes))
                 missing = tuple(changes[len(changes) - lacking :])
-                work.append((info.shard, self._replica.slice_of(info.shard), missing, last))
+                work.append((info.shard, self.replica.slice_of(info.shard), missing, last))
         return await self._executor.run(_continued, work) if work else {}
 
     def go_on(self, shard: int, owned: Owned, published: Published) -> None:

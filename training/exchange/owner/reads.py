@@ -6,6 +6,7 @@ A read changes no state, except that a pull makes deltas visible: under `bsp` th
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from weakref import ref
 
@@ -114,61 +115,49 @@ class EncodingCache:
         self.size_bytes -= len(self._pieces.pop(key)[2])
 
 
+@dataclass(eq=False)
 class ReadHandler:
     """Serves pulls, and the requests of nodes that look for an owner or a copy."""
 
-    def __init__(
-        self,
-        *,
-        store: ShardStore,
-        replica: Replica,
-        run: RunState,
-        view: SwarmView,
-        rpc: ExchangeRpc,
-        rebalance: RebalanceRequests,
-        counters: Counters,
-        final_values: FinalValues,
-        publisher: Publisher,
-        inspector: ShardInspector,
-        synchronous: bool,
-    ) -> None:
-        self._store = store
-        self._replica = replica
-        self._run = run
-        self._view = view
-        self._rpc = rpc
-        self._rebalance = rebalance
-        self._counters = counters
-        self._final_values = final_values
-        self._publisher = publisher
-        self._inspector = inspector
-        self._synchronous = synchronous
+    store: ShardStore
+    replica: Replica
+    run: RunState
+    view: SwarmView
+    rpc: ExchangeRpc
+    rebalance: RebalanceRequests
+    counters: Counters
+    final_values: FinalValues
+    publisher: Publisher
+    inspector: ShardInspector
+    synchronous: bool
+
+    def __post_init__(self) -> None:
         self._encoded = EncodingCache()
 
     def register(self) -> None:
         """Register the request handlers."""
-        self._rpc.register("pull", Pull, self._on_pull, waits=True)
-        self._rpc.register("where_is", LocateOwners, self._on_where_is)
-        self._rpc.register("survey", ShardList, self._on_survey)
-        self._rpc.register("fetch", Fetch, self._on_fetch)
+        self.rpc.register("pull", Pull, self._on_pull, waits=True)
+        self.rpc.register("where_is", LocateOwners, self._on_where_is)
+        self.rpc.register("survey", ShardList, self._on_survey)
+        self.rpc.register("fetch", Fetch, self._on_fetch)
 
     # -- pull ---------------------------------------------------------------------------------------------------
 
     async def _on_pull(self, sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Response:
-        self._rebalance.challenge(pull.fences)
+        self.rebalance.challenge(pull.fences)
         shards = [wanted.shard for wanted in pull.shards]
         # Promise 7: an absurd step makes no delta visible.
-        step = min(pull.step, self._view.passable_step())
-        await self._inspector.inspect(shards)
+        step = min(pull.step, self.view.passable_step())
+        await self.inspector.inspect(shards)
         if pull.is_final:
-            await self._final_values.prepare(shards, step)
-        elif self._synchronous:
+            await self.final_values.prepare(shards, step)
+        elif self.synchronous:
             for shard in shards:
-                if shard in self._store.owned:
-                    self._store.fold(shard, step)
+                if shard in self.store.owned:
+                    self.store.fold(shard, step)
         if pull.follows and not pull.is_final:
             positions = [(wanted.shard, Position(wanted.chain, wanted.published)) for wanted in pull.shards]
-            await self._publisher.publish(sender.node_id, positions)
+            await self.publisher.publish(sender.node_id, positions)
         results = []
         sending: list[Sending] = []
         for wanted in pull.shards:
@@ -179,25 +168,25 @@ class ReadHandler:
         def stream() -> Iterator[Buffer]:
             for one in sending:
                 for buffer in one.buffers:
-                    self._counters.bytes_sent += len(buffer)
+                    self.counters.bytes_sent += len(buffer)
                     yield buffer
 
         return Response(encode(PullAnswer(results)), sized(stream(), sum(one.size_bytes for one in sending)))
 
     def _answer(self, wanted: Wanted, pull: Pull) -> tuple[PullResult, Sending]:
         """The result for one shard, and the arrays that follow with it."""
-        shard, owned = wanted.shard, self._store.owned.get(wanted.shard)
+        shard, owned = wanted.shard, self.store.owned.get(wanted.shard)
         copied = self._copy(shard) if owned is None and pull.takes_copies else None
         if copied is not None:
             term, version, value = copied
             return PullResult(shard, "copy", term, version), _whole(shard, value, version, pull.codec)
         if owned is None:
-            info = self._store.redirect(shard)
+            info = self.store.redirect(shard)
             return PullResult(shard, "retry" if info is None else "redirect", owner_info=info), _NOTHING
-        if pull.is_final and not self._final_values.is_final(shard):
+        if pull.is_final and not self.final_values.is_final(shard):
             return PullResult(shard, "later"), _NOTHING
         state, rank_term = owned.state, owned.rank_term
-        published = self._publisher.published(shard) if pull.follows and not pull.is_final else None
+        published = self.publisher.published(shard) if pull.follows and not pull.is_final else None
         # A copy of a chain is compared by its place there: one of another chain has other bits in the same version.
         if not wanted.chain and (wanted.term, wanted.version) == (rank_term, state.version):
             return PullResult(shard, "same", owned.term, state.version), _NOTHING
@@ -209,39 +198,39 @@ class ReadHandler:
 
     def _copy(self, shard: int) -> tuple[Term, int, Vector] | None:
         """The copy of a node that does not own the shard: a backup's value, or its own replica."""
-        if shard >= len(self._store):
+        if shard >= len(self.store):
             return None
-        if (found := self._store.unowned_copy(shard)) is not None:
+        if (found := self.store.unowned_copy(shard)) is not None:
             term, state = found
             return term, state.version, state.value
-        pulled = self._replica.pulled_version(shard)
-        return None if pulled is None else (*pulled, self._replica.slice_of(shard))
+        pulled = self.replica.pulled_version(shard)
+        return None if pulled is None else (*pulled, self.replica.slice_of(shard))
 
     # -- owners and copies --------------------------------------------------------------------------------------
 
     async def _on_where_is(self, _sender: Contact, message: LocateOwners, _stream: AsyncIterator[Buffer]) -> Response:
-        self._store.note_owners(message.known)
-        self._rebalance.challenge(message.fences)
-        shards = message.shards or range(len(self._store))
-        known = [info for shard in shards if (info := self._store.redirect(shard)) is not None]
+        self.store.note_owners(message.known)
+        self.rebalance.challenge(message.fences)
+        shards = message.shards or range(len(self.store))
+        known = [info for shard in shards if (info := self.store.redirect(shard)) is not None]
         return Response(encode(LocateOwnersAnswer(known)))
 
     async def _on_survey(self, _sender: Contact, message: ShardList, _stream: AsyncIterator[Buffer]) -> Response:
-        shards = [shard for shard in message.shards if shard < len(self._store)]
-        pulled, step = self._replica.pulled_version, self._run.step
-        statuses = [copy_status(self._store, shard, pulled(shard), step) for shard in shards]
-        known = [info for shard in shards if (info := self._store.redirect(shard)) is not None]
+        shards = [shard for shard in message.shards if shard < len(self.store)]
+        pulled, step = self.replica.pulled_version, self.run.step
+        statuses = [copy_status(self.store, shard, pulled(shard), step) for shard in shards]
+        known = [info for shard in shards if (info := self.store.redirect(shard)) is not None]
         return Response(encode(SurveyAnswer(statuses, known)))
 
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:
-        shards = [shard for shard in message.shards if shard < len(self._store)]
+        shards = [shard for shard in message.shards if shard < len(self.store)]
         snapshots = [found for shard in shards if (found := self._snapshot(shard)) is not None]
         transfer = ShardList([head.shard for head, _ in snapshots])
         return Response(encode(transfer), state_stream.body(snapshots))
 
     def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
         """The best copy of a shard that this node does not own: a state, or its replica as the state of a new era."""
-        if (found := self._store.unowned_copy(shard)) is not None:
+        if (found := self.store.unowned_copy(shard)) is not None:
             return describe(shard, *found), found[1].copy()
-        found = replica_copy(self._store, self._replica, self._run.step, shard)
+        found = replica_copy(self.store, self.replica, self.run.step, shard)
         return None if found is None else (describe(shard, *found), found[1].copy())

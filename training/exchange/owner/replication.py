@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container
+from dataclasses import dataclass
 from itertools import chain
 
 from p2pnode.overlay.environment import Environment
@@ -57,33 +58,23 @@ def lacks_backup(view: SwarmView, owned: Owned) -> bool:
     return not owned.has_targets and view.expects_backups()
 
 
+@dataclass(eq=False)
 class DeltaReplicator:
     """Forwards deltas to the backups of this node's shards, and adds them."""
 
-    def __init__(
-        self,
-        *,
-        swarm: Swarm,
-        synchronous: bool,
-        store: ShardStore,
-        view: SwarmView,
-        run: RunState,
-        rpc: ExchangeRpc,
-        rebalance: RebalanceRequests,
-        validator: DeltaValidator,
-        counters: Counters,
-        environment: Environment,
-    ) -> None:
-        self._swarm = swarm
-        self._synchronous = synchronous
-        self._store = store
-        self._view = view
-        self._run = run
-        self._rpc = rpc
-        self._rebalance = rebalance
-        self._validator = validator
-        self._counters = counters
-        self._clock = environment.clock
+    swarm: Swarm
+    store: ShardStore
+    view: SwarmView
+    run: RunState
+    rpc: ExchangeRpc
+    rebalance: RebalanceRequests
+    validator: DeltaValidator
+    counters: Counters
+    environment: Environment
+    synchronous: bool
+
+    def __post_init__(self) -> None:
+        self._clock = self.environment.clock
         #: Origins of the deltas added since `take_merged`, and the latest step of each.
         self._merged: dict[bytes, int] = {}
         #: Deltas that a target may have and that are not added here: the weight, and per shard the factor of clipping.
@@ -92,7 +83,7 @@ class DeltaReplicator:
     def note_merged(self, identity: DeltaId) -> None:
         """A delta was added to a shard of this node."""
         self._merged[identity.node] = identity.step
-        self._counters.merged += 1
+        self.counters.merged += 1
 
     def take_merged(self) -> dict[bytes, int]:
         """Whose deltas were added since the last call: node -> its latest step."""
@@ -102,7 +93,7 @@ class DeltaReplicator:
     async def replicate_and_add(self, push: Push, identity: DeltaId, items: list[IncomingDelta]) -> list[PushResult]:
         """Replicate the shards of one delta and add them; one result for each."""
         # A batch of named values is not weighed: its owner has computed what comes of it.
-        weight = push.weight if self._store.holds_values else self._weight(push, identity, items)
+        weight = push.weight if self.store.holds_values else self._weight(push, identity, items)
         acknowledged: set[Receipt] = set()
         #: Shards whose origin backs them up and keeps no copy of the delta any more.
         lacking: set[int] = set()
@@ -114,10 +105,10 @@ class DeltaReplicator:
             forwarded: list[IncomingDelta] = []
             for item in remaining:
                 if not self._missing(item, acknowledged):
-                    await self._rpc.turns.take(item.work)  # before what is checked: all of it may change meanwhile
-                owned = self._store.owned.get(item.shard)
+                    await self.rpc.turns.take(item.work)  # before what is checked: all of it may change meanwhile
+                owned = self.store.owned.get(item.shard)
                 if owned is None or (item.basis is not None and owned is not item.basis):
-                    results.append(not_owned(self._store, item.shard))
+                    results.append(not_owned(self.store, item.shard))
                     continue
                 if missing := self._missing(item, acknowledged):
                     forwarded.append(item)
@@ -147,7 +138,7 @@ class DeltaReplicator:
         """
         repair = any(item.repair for item in items)
         plain = all(is_plain(item.codec) for item in items)
-        weight = self._validator.clamp_weight(push.weight, push.workers, repair=repair, plain=plain)
+        weight = self.validator.clamp_weight(push.weight, push.workers, repair=repair, plain=plain)
         former_weight, factors = self._forwarded.get(identity, (weight, {}))
         for item in items:
             item.scale = factors.get(item.shard, item.scale)
@@ -155,7 +146,7 @@ class DeltaReplicator:
 
     def _missing(self, item: IncomingDelta, acknowledged: Container[Receipt]) -> list[Contact]:
         """The targets of its shard that have not acknowledged a delta."""
-        owned = self._store.owned.get(item.shard)
+        owned = self.store.owned.get(item.shard)
         if owned is None:
             return []
         return [to for to in owned.targets() if _receipt(item.shard, to, owned) not in acknowledged]
@@ -173,17 +164,17 @@ class DeltaReplicator:
 
     def _add(self, identity: DeltaId, weight: float, item: IncomingDelta, owned: Owned) -> PushResult:
         """Add a delta that every target has, unless this node is leaving or the shard has lost its backup."""
-        if self._run.is_drained:
+        if self.run.is_drained:
             return PushResult.retry(item.shard, "leaving")
-        if lacks_backup(self._view, owned):
-            self._rebalance.wake_for_delta()
+        if lacks_backup(self.view, owned):
+            self.rebalance.wake_for_delta()
             return PushResult.retry(item.shard, "no_backup_yet")
-        self._store.add(item.shard, item.buffered(identity, weight, synchronous=self._synchronous))
+        self.store.add(item.shard, item.buffered(identity, weight, synchronous=self.synchronous))
         self.note_merged(identity)
         owned.state.note_addition(self._clock.monotonic())
         if item.batch is None:
-            self._validator.note_added(identity, item)
-        return PushResult(item.shard, "ok", version=0 if self._synchronous else owned.state.version)
+            self.validator.note_added(identity, item)
+        return PushResult(item.shard, "ok", version=0 if self.synchronous else owned.state.version)
 
     async def _forward(
         self, to: Contact, push: Push, weight: float, pairs: list[Pair], lacking: set[int]
@@ -194,7 +185,7 @@ class DeltaReplicator:
         """
         # Promise 11: what a repair brings may have been rounded for a log. Of named values no node keeps a batch.
         is_repair = any(item.repair for item, _ in pairs)
-        is_origin = to.node_id == push.node and not is_repair and not self._store.holds_values
+        is_origin = to.node_id == push.node and not is_repair and not self.store.holds_values
         with_body = {item.shard: item for item, _ in pairs if not is_origin or item.shard in lacking}
         # As sent: term and promise may change before the answer arrives.
         sent = {item.shard: (owned, _receipt(item.shard, to, owned)) for item, owned in pairs}
@@ -203,21 +194,21 @@ class DeltaReplicator:
             incarnation=push.incarnation,
             step=push.step,
             weight=weight,
-            synchronous=self._synchronous,
+            synchronous=self.synchronous,
             shards=[_head(item, owned, has_it=item.shard not in with_body) for item, owned in pairs],
             momentum=not pairs[0][0].repair,
         )
-        self._counters.bytes_sent += sum(len(item.encoded) for item in with_body.values())
+        self.counters.bytes_sent += sum(len(item.encoded) for item in with_body.values())
         frames = chain.from_iterable(item.frames(push.step) for item in with_body.values())
         body = sized(frames, sum(item.framed_bytes for item in with_body.values()))
         try:
-            async with self._rpc.request("forward", to, message, body) as answer:
-                results = self._rpc.decoded(to, answer.head, ForwardAnswer).results
+            async with self.rpc.request("forward", to, message, body) as answer:
+                results = self.rpc.decoded(to, answer.head, ForwardAnswer).results
         except TransportError as error:
-            self._swarm.suspect(to.node_id, str(error))
+            self.swarm.suspect(to.node_id, str(error))
             for _, owned in pairs:
                 owned.remove_learner(to.node_id)  # it missed a delta
-            self._rebalance.wake()
+            self.rebalance.wake()
             return set()
         acknowledged: set[Receipt] = set()
         for result in results:
@@ -236,19 +227,19 @@ class DeltaReplicator:
 
     def _on_fenced(self, result: ForwardResult, owned: Owned) -> None:
         term = result.term
-        if term.node == self._swarm.node_id and term.number <= owned.promised:
+        if term.node == self.swarm.node_id and term.number <= owned.promised:
             return  # this node's own newer term; the next round carries it
-        if self._store.owned.get(result.shard) is owned:
+        if self.store.owned.get(result.shard) is owned:
             # The term may have no owner: a backup keeps its fence over a restart.
-            self._rebalance.challenge([Fence(result.shard, term)])
+            self.rebalance.challenge([Fence(result.shard, term)])
 
     def _drop_target(self, to: Contact, shard: int, owned: Owned) -> None:
         """The target answered that it does not back up this shard."""
         owned.remove_learner(to.node_id)
         is_backup = owned.backup is not None and owned.backup.node_id == to.node_id
-        if is_backup and self._store.owned.get(shard) is owned:
-            self._store.drop_backup(shard, Contact(self._swarm.node_id, self._swarm.address))
-        self._rebalance.wake()
+        if is_backup and self.store.owned.get(shard) is owned:
+            self.store.drop_backup(shard, Contact(self.swarm.node_id, self.swarm.address))
+        self.rebalance.wake()
 
 
 def _receipt(shard: int, to: Contact, owned: Owned) -> Receipt:

@@ -10,6 +10,7 @@ the fence would reject this owner as long as its term is lower.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Activity, Contact
@@ -47,37 +48,26 @@ RESUME_ROUNDS = 3
 FoundCopies = list[tuple[Contact, CopyStatus]]
 
 
+@dataclass(eq=False)
 class Failover:
     """Take-overs and answers to fences of one node."""
 
-    def __init__(
-        self,
-        *,
-        swarm: Swarm,
-        store: ShardStore,
-        replica: Replica,
-        run: RunState,
-        view: SwarmView,
-        rpc: ExchangeRpc,
-        rebalance: RebalanceRequests,
-        directory: OwnerDirectory,
-        routes: RouteFinder,
-        environment: Environment,
-        is_synchronous: bool,
-    ) -> None:
-        self._swarm = swarm
-        self._store = store
-        self._replica = replica
-        self._run = run
-        self._view = view
-        self._rpc = rpc
-        self._rebalance = rebalance
-        self._directory = directory
-        self._routes = routes
-        self._clock = environment.clock
-        self._log = environment.log
-        self._executor = environment.executor
-        self._is_synchronous = is_synchronous
+    swarm: Swarm
+    store: ShardStore
+    replica: Replica
+    run: RunState
+    view: SwarmView
+    rpc: ExchangeRpc
+    rebalance: RebalanceRequests
+    directory: OwnerDirectory
+    routes: RouteFinder
+    environment: Environment
+    is_synchronous: bool
+
+    def __post_init__(self) -> None:
+        self._clock = self.environment.clock
+        self._log = self.environment.log
+        self._executor = self.environment.executor
         #: Shards of which only replicas were found: since when, and at which time last.
         self._replica_only: dict[int, tuple[float, float]] = {}
         #: Set while `resume` takes over: replicas may be used at once.
@@ -86,31 +76,31 @@ class Failover:
         #: with: the step of the node that had pulled them.
         self._reached: dict[bytes, int] = {}
         self._replica_steps: dict[int, int] = {}
-        self._rpc.register("appeal", ShardList, self._on_appeal)
+        self.rpc.register("appeal", ShardList, self._on_appeal)
 
     async def _on_appeal(self, sender: Contact, message: ShardList, _stream: object) -> Response:
         """Another node finds no owner. This one surveys before it takes over, and asks the known owner too."""
         taken = []
         for shard in message.shards:
             # A node that others cannot dial owns nothing that it has no state of: its owner may start again.
-            may_take = self._swarm.is_eligible or has_state(self._store, shard)
-            if shard < len(self._store) and shard not in self._store.owned and may_take:
-                self._rebalance.take_over(shard)
+            may_take = self.swarm.is_eligible or has_state(self.store, shard)
+            if shard < len(self.store) and shard not in self.store.owned and may_take:
+                self.rebalance.take_over(shard)
                 taken.append(shard)
-                known = self._store.ownership.known_owners.get(shard)
-                if known is not None and not self._view.is_gone(known.owner.node_id):
-                    self._swarm.suspect(known.owner.node_id, f"{sender.node_id.hex()[:8]} cannot reach it")
-        self._rebalance.wake()
-        others = [info for shard in message.shards if (info := self._store.redirect(shard)) is not None]
+                known = self.store.ownership.known_owners.get(shard)
+                if known is not None and not self.view.is_gone(known.owner.node_id):
+                    self.swarm.suspect(known.owner.node_id, f"{sender.node_id.hex()[:8]} cannot reach it")
+        self.rebalance.wake()
+        others = [info for shard in message.shards if (info := self.store.redirect(shard)) is not None]
         return Response(encode(TransferResult(taken, others)))
 
     # -- take-over ----------------------------------------------------------------------------------------------
 
     async def take_over(self, shards: list[int]) -> None:
         """Own shards whose owner is gone: survey the candidates, take the best copy, raise the term, announce it."""
-        before = {shard: self._store.ownership.fence(shard) for shard in shards}
+        before = {shard: self.store.ownership.fence(shard) for shard in shards}
         # Promise 1: others may reach the owner, which goes on owning then.
-        await self._routes.look(self._routes.owners_to_search(shards), SEARCH_WITHIN_S)
+        await self.routes.look(self.routes.owners_to_search(shards), SEARCH_WITHIN_S)
         copies = await self._survey(shards)
         taken_over: list[OwnerInfo] = []
         from_replica = 0
@@ -124,7 +114,7 @@ class Failover:
             is_in_range = await off_loop(self._executor, state.value.size, state.is_in_range)
             # Promise 1: two owners of a shard would each acknowledge deltas. If meanwhile another node took the shard,
             # or this one became its owner or backup, the survey is void.
-            if shard in self._store.owned or self._store.ownership.fence(shard) != before[shard]:
+            if shard in self.store.owned or self.store.ownership.fence(shard) != before[shard]:
                 continue
             if not is_in_range:
                 self._drop_broken(shard, copied)
@@ -134,15 +124,15 @@ class Failover:
                 self._era_begins_again(shard, state)
             from_replica += state.era_step > 0
             seen = [item for _, found in copies[shard] for item in (found.term, found.fence)]
-            stored = self._store.stored.get(shard)
+            stored = self.store.stored.get(shard)
             is_from_disk = stored is not None and state.value is stored.state.value
-            term = self._store.next_term(shard, copied, *seen, begins_generation=self._resuming or is_from_disk)
+            term = self.store.next_term(shard, copied, *seen, begins_generation=self._resuming or is_from_disk)
             now = self._clock.monotonic()
-            owned = self._store.own(shard, state, term, self._rpc.me, now, by_handover=False)
+            owned = self.store.own(shard, state, term, self.rpc.me, now, by_handover=False)
             owned.rank_as(copied)
-            if self._is_synchronous:
-                self._store.fold(shard, self._run.passed_step)
-            taken_over.append(OwnerInfo.of(shard, term, self._rpc.me))
+            if self.is_synchronous:
+                self.store.fold(shard, self.run.passed_step)
+            taken_over.append(OwnerInfo.of(shard, term, self.rpc.me))
         if taken_over:
             self._log.warning("shards_taken_over", count=len(taken_over), from_replica=from_replica)
             await self.announce_owners(taken_over)
@@ -150,17 +140,17 @@ class Failover:
     def _drop_broken(self, shard: int, copied: Term) -> None:
         """The best copy is this node's, and its values are broken. The next search takes another one."""
         self._log.error("copy_broken", shard=shard)
-        if self._store.unowned_copy(shard) is not None:
-            self._store.drop_copy(shard)
-        elif self._replica.version_of(shard)[0] == copied:
-            self._replica.set_version(shard, ZERO_TERM, 0)  # it counts as never pulled
-        self._rebalance.take_over(shard)
+        if self.store.unowned_copy(shard) is not None:
+            self.store.drop_copy(shard)
+        elif self.replica.version_of(shard)[0] == copied:
+            self.replica.set_version(shard, ZERO_TERM, 0)  # it counts as never pulled
+        self.rebalance.take_over(shard)
 
     def _era_begins_again(self, shard: int, state: ShardState) -> None:
         """After a restart of all nodes no delta of before is on its way: none of the node with the oldest disk is to
         be refused."""
         self._replica_steps[shard] = state.era_step
-        state.era_step = max(1, min([self._run.step, state.era_step, *self._reached.values()]))
+        state.era_step = max(1, min([self.run.step, state.era_step, *self._reached.values()]))
 
     async def resume(self, expected: int, wait_s: float) -> int:
         """Restart a whole swarm: wait for `expected` others, at most `wait_s`, then take all shards without an owner.
@@ -172,10 +162,10 @@ class Failover:
         deadline = self._clock.monotonic() + wait_s
         nothing = ShardList([])
         while True:
-            members = self._swarm.members()
+            members = self.swarm.members()
             asked = [peer for peer in members if peer.activity is Activity.JOINING or peer.eligible]
             questions = (
-                self._rpc.try_ask(peer.contact, "survey", nothing, SurveyAnswer, QUESTION_TIMEOUT_S) for peer in asked
+                self.rpc.try_ask(peer.contact, "survey", nothing, SurveyAnswer, QUESTION_TIMEOUT_S) for peer in asked
             )
             answered = len(members) - (await asyncio.gather(*questions)).count(None)
             if answered >= expected or self._clock.monotonic() >= deadline:
@@ -184,7 +174,7 @@ class Failover:
         self._resuming = True
         try:
             for _ in range(RESUME_ROUNDS):
-                missing = [shard for shard in range(len(self._store)) if not has_known_owner(self._store, shard)]
+                missing = [shard for shard in range(len(self.store)) if not has_known_owner(self.store, shard)]
                 if missing:
                     await self.take_over(missing)
         finally:
@@ -194,11 +184,11 @@ class Failover:
     def lost_in_restart(self) -> dict[int, int]:
         """After `resume`: of each shard owned now how many steps it lacks of those that the nodes had reached, all
         nodes together. Shards that lack none are left out, and all of a run of named values, which has no steps."""
-        if self._store.holds_values:
+        if self.store.holds_values:
             return {}
-        reached = {**self._reached, self._swarm.node_id: self._run.step}
+        reached = {**self._reached, self.swarm.node_id: self.run.step}
         found = {}
-        for shard, owned in self._store.owned.items():
+        for shard, owned in self.store.owned.items():
             last = last_steps(owned.state)
             least = self._replica_steps.get(shard, 0)  # which deltas a replica has is unknown
             found[shard] = sum(max(0, step - max(least, last.get(node, 0))) for node, step in reached.items())
@@ -209,39 +199,39 @@ class Failover:
 
         If it does not answer although the failure detector considers it alive, it may still own the shard.
         """
-        known, backed = self._store.ownership.known_owners.get(shard), self._store.backed.get(shard)
-        if backed is not None and (backed.owner_restarted or self._view.is_gone(backed.owner.node_id)):
+        known, backed = self.store.ownership.known_owners.get(shard), self.store.backed.get(shard)
+        if backed is not None and (backed.owner_restarted or self.view.is_gone(backed.owner.node_id)):
             return True
-        if known is None or known.owner.node_id == self._swarm.node_id:
+        if known is None or known.owner.node_id == self.swarm.node_id:
             return True
         owner = known.owner.node_id
         answered_copy = next((copy for contact, copy in found if contact.node_id == owner), None)
         # Promise 1: a living owner keeps what it has acknowledged.
-        return self._view.is_gone(owner) if answered_copy is None else answered_copy.role != "owner"
+        return self.view.is_gone(owner) if answered_copy is None else answered_copy.role != "owner"
 
     async def announce_owners(self, infos: list[OwnerInfo]) -> None:
         """Announce the owners to the candidates of their shards: the others ask these."""
-        found = await self._directory.candidates_of_all([info.shard for info in infos])
-        told = dict.fromkeys(one for contacts in found for one in contacts if one.node_id != self._swarm.node_id)
+        found = await self.directory.candidates_of_all([info.shard for info in infos])
+        told = dict.fromkeys(one for contacts in found for one in contacts if one.node_id != self.swarm.node_id)
         message = LocateOwners([infos[0].shard], infos)
         await asyncio.gather(*(self._tell(contact, message) for contact in told))
 
     async def _tell(self, to: Contact, message: LocateOwners) -> None:
-        answer = await self._rpc.try_ask(to, "where_is", message, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
+        answer = await self.rpc.try_ask(to, "where_is", message, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
         if answer is not None:
-            self._store.note_owners(answer.known)
+            self.store.note_owners(answer.known)
 
     async def _survey(self, shards: list[int]) -> dict[int, FoundCopies]:
         """The copies that the candidates of these shards have."""
         asked: dict[bytes, tuple[Contact, dict[int, None]]] = {}
         # When a whole swarm starts again no node may own a shard yet, and any node may have a copy on disk.
-        members = [peer.contact for peer in self._swarm.members()] if self._resuming else []
-        for shard, candidates in zip(shards, await self._directory.candidates_of_all(shards), strict=True):
-            known = self._store.ownership.known_owners.get(shard)
-            owner = [] if known is None or self._view.is_gone(known.owner.node_id) else [known.owner]
+        members = [peer.contact for peer in self.swarm.members()] if self._resuming else []
+        for shard, candidates in zip(shards, await self.directory.candidates_of_all(shards), strict=True):
+            known = self.store.ownership.known_owners.get(shard)
+            owner = [] if known is None or self.view.is_gone(known.owner.node_id) else [known.owner]
             for contact in [*candidates, *members, *owner]:
                 node = contact.node_id
-                if node != self._swarm.node_id and not self._view.score.is_ignored(node):
+                if node != self.swarm.node_id and not self.view.score.is_ignored(node):
                     asked.setdefault(node, (contact, {}))[1][shard] = None
         found: dict[int, FoundCopies] = {shard: [] for shard in shards}
         await asyncio.gather(*(self._ask_copies(contact, list(wanted), found) for contact, wanted in asked.values()))
@@ -250,11 +240,11 @@ class Failover:
     async def _ask_copies(self, contact: Contact, wanted: list[int], found: dict[int, FoundCopies]) -> None:
         survey, answer, is_not_served = ShardList(wanted), None, False
         # The others have trained on, and have what they pushed.
-        peer = self._swarm.peers.get(contact.node_id)
+        peer = self.swarm.peers.get(contact.node_id)
         is_joining = peer is not None and peer.activity is Activity.JOINING
         for _ in range(RESUME_ROUNDS if self._resuming else 1):  # all are busy starting
             try:
-                answer = await self._rpc.ask(contact, "survey", survey, SurveyAnswer, QUESTION_TIMEOUT_S)
+                answer = await self.rpc.ask(contact, "survey", survey, SurveyAnswer, QUESTION_TIMEOUT_S)
                 break
             except TransportError as error:
                 is_not_served = error.is_not_served
@@ -264,38 +254,38 @@ class Failover:
                 found[shard].append((contact, CopyStatus(shard, "none", ZERO_TERM, 0, ZERO_TERM, 0)))
             return
         # The answer may name an owner that this node does not know: that one is asked before its shard is taken.
-        self._store.note_owners(answer.known)
-        is_plausible = self._store.ownership.is_plausible
+        self.store.note_owners(answer.known)
+        is_plausible = self.store.ownership.is_plausible
         for copy in answer.statuses:
             # Promise 7: an absurd term changes nothing.
             if copy.shard in found and is_plausible(copy.term) and is_plausible(copy.fence):
                 found[copy.shard].append((contact, copy))
                 if self._resuming and is_joining:
-                    self._reached[contact.node_id] = min(copy.step, self._view.furthest_step())
+                    self._reached[contact.node_id] = min(copy.step, self.view.furthest_step())
 
     async def _best_copy(self, shard: int, others: FoundCopies) -> tuple[Term, ShardState] | None:
         """The state to continue from and its term; None when the shard has an owner or another node should take it."""
-        mine = copy_status(self._store, shard, self._replica.pulled_version(shard), self._run.step)
+        mine = copy_status(self.store, shard, self.replica.pulled_version(shard), self.run.step)
         for contact, copy in others:
             if copy.role != "owner":
                 continue
             if copy.term >= max(mine.term, mine.fence):
-                self._store.note_owner(shard, copy.term, contact)
+                self.store.note_owner(shard, copy.term, contact)
                 return None
             if copy.term >= mine.term:
                 await self._tell(contact, LocateOwners([shard], [], [Fence(shard, mine.fence)]))
                 return None
-        pulled = self._replica.pulled_version(shard)
+        pulled = self.replica.pulled_version(shard)
         in_use = {found.term for _, found in others if found.role != "learner"} | ({pulled[0]} if pulled else set())
-        me, copies = self._swarm.node_id, [one for one in [*others, (self._rpc.me, mine)] if one[1].role != "none"]
+        me, copies = self.swarm.node_id, [one for one in [*others, (self.rpc.me, mine)] if one[1].role != "none"]
         if not copies:
-            return self._empty(shard) if self._store.holds_values else None
+            return self._empty(shard) if self.store.holds_values else None
         # Of equal copies this node's own, which is here already.
         holder, best = max(copies, key=lambda one: (rank_copy(one[1], in_use), one[0].node_id == me, one[0].node_id))
         if holder.node_id == me:
-            found = self._store.unowned_copy(shard)
+            found = self.store.unowned_copy(shard)
             if found is None and self._grace_has_passed(shard):
-                found = replica_copy(self._store, self._replica, self._run.step, shard)
+                found = replica_copy(self.store, self.replica, self.run.step, shard)
             return found
         if rank_copy(best, in_use).has_history:
             await self._request_takeover(holder, shard)
@@ -306,7 +296,7 @@ class Failover:
             return await self._fetch(shard, holder)
         except (TransportError, BadFrame) as error:
             if isinstance(error, Nonsense):
-                self._view.score.nonsense(holder.node_id, "state")
+                self.view.score.nonsense(holder.node_id, "state")
             self._log.warning("copy_not_taken", shard=shard, holder=holder.node_id.hex()[:8], reason=str(error))
             return None  # the next tick asks again
 
@@ -317,14 +307,14 @@ class Failover:
             return None
         if not self._resuming:
             self._log.error("values_lost", shard=shard)
-        return ZERO_TERM, self._store.fresh_state(shard, NO_VALUES, era_step=1)
+        return ZERO_TERM, self.store.fresh_state(shard, NO_VALUES, era_step=1)
 
     def _grace_has_passed(self, shard: int) -> bool:
         """Whether a replica may be used now: no node knows which deltas it has, so first give a backup time to appear.
 
         A leaving node never uses one. Its term would rank above that of a whole state on another node's disk.
         """
-        if self._run.is_leaving:
+        if self.run.is_leaving:
             return False
         if self._resuming:
             return True
@@ -349,17 +339,17 @@ class Failover:
     async def _request_takeover(self, holder: Contact, shard: int) -> None:
         """Ask the holder of the best copy to take over; its own failure detector may need longer."""
         message = ShardList([shard])
-        await self._rpc.try_ask(holder, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)
+        await self.rpc.try_ask(holder, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)
 
     async def _fetch(self, shard: int, holder: Contact) -> tuple[Term, ShardState] | None:
         message = Fetch([shard])
-        async with self._rpc.request("fetch", holder, message) as answer:
-            if self._rpc.decoded(holder, answer.head, ShardList).shards != [shard]:
+        async with self.rpc.request("fetch", holder, message) as answer:
+            if self.rpc.decoded(holder, answer.head, ShardList).shards != [shard]:
                 return None
-            most = self._view.plausible_steps()
+            most = self.view.plausible_steps()
             reader, executor = FrameReader(answer.body), self._executor
-            term, state = await state_stream.read_state(reader, shard, self._store, most, executor)
-            if not self._store.ownership.is_plausible(term):
+            term, state = await state_stream.read_state(reader, shard, self.store, most, executor)
+            if not self.store.ownership.is_plausible(term):
                 raise BadFrame(f"the state of shard {shard} is of term {term.number}")
             return term, state
 
@@ -367,30 +357,30 @@ class Failover:
 
     async def answer_challenges(self) -> None:
         """Survey the shards owned here of which others have seen a higher term; yield, or raise the term above it."""
-        challenges = self._store.outranked()
+        challenges = self.store.outranked()
         copies = await self._survey(list(challenges))
         raised: list[OwnerInfo] = []
         for shard, fence in challenges.items():
             found = copies[shard]
             for contact, copy in found:
-                owned = self._store.owned.get(shard)
+                owned = self.store.owned.get(shard)
                 if owned is not None and copy.role == "owner" and copy.term > owned.term:
-                    self._store.note_owner(shard, copy.term, contact)
-            owned = self._store.owned.get(shard)
+                    self.store.note_owner(shard, copy.term, contact)
+            owned = self.store.owned.get(shard)
             # While a hand-over is unanswered it is unknown which node owns the shard: that is resolved first.
             if owned is None or owned.moving or fence <= owned.term:
                 continue
-            mine = rank_copy(copy_status(self._store, shard, None, self._run.step))
+            mine = rank_copy(copy_status(self.store, shard, None, self.run.step))
             ranked = [(rank_copy(one), contact) for contact, one in found]
             better = [(rank, contact) for rank, contact in ranked if rank > mine and rank.has_history]
             if better:
-                self._store.step_down(shard)
+                self.store.step_down(shard)
                 await self._request_takeover(max(better, key=lambda entry: (entry[0], entry[1].node_id))[1], shard)
                 continue
             seen = [one for _, copy in found for one in (copy.term, copy.fence)]
-            self._store.drop_backup(shard, self._rpc.me, fence, *seen)
-            raised.append(OwnerInfo.of(shard, owned.term, self._rpc.me))
+            self.store.drop_backup(shard, self.rpc.me, fence, *seen)
+            raised.append(OwnerInfo.of(shard, owned.term, self.rpc.me))
         if raised:
             self._log.warning("owner_rose_above_fence", count=len(raised))
-            self._rebalance.wake()
+            self.rebalance.wake()
             await self.announce_owners(raised)

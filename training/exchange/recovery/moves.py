@@ -10,6 +10,7 @@ A hand-over makes the backup the owner and this node its backup, in one round tr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -41,32 +42,24 @@ DRAIN_S = 1.0
 Snapshot = tuple[StateHead, ShardState]
 
 
+@dataclass(eq=False)
 class ShardMoves:
     """Copies the shards owned here to learners, and hands them over to their backups."""
 
-    def __init__(
-        self,
-        *,
-        swarm: Swarm,
-        store: ShardStore,
-        rpc: ExchangeRpc,
-        deltas: DeltaHandler,
-        publisher: Publisher,
-        counters: Counters,
-        has_backups: bool,
-        environment: Environment,
-    ) -> None:
-        """`has_backups`: the former owner of a shard backs it up."""
-        self._swarm = swarm
-        self._store = store
-        self._rpc = rpc
-        self._deltas = deltas
-        self._publisher = publisher
-        self._counters = counters
-        self._has_backups = has_backups
-        self._executor = environment.executor
-        self._clock = environment.clock
-        self._log = environment.log
+    swarm: Swarm
+    store: ShardStore
+    rpc: ExchangeRpc
+    deltas: DeltaHandler
+    publisher: Publisher
+    counters: Counters
+    environment: Environment
+    #: Whether the former owner of a shard backs it up.
+    has_backups: bool
+
+    def __post_init__(self) -> None:
+        self._executor = self.environment.executor
+        self._clock = self.environment.clock
+        self._log = self.environment.log
 
     # -- a new backup -------------------------------------------------------------------------------------------
 
@@ -82,15 +75,15 @@ class ShardMoves:
         promised: dict[int, Term] = {}
         asked: list[OwnerInfo] = []
         for shard in shards:
-            owned = self._store.owned.get(shard)
+            owned = self.store.owned.get(shard)
             if owned is not None and owned.learner is None and not owned.moving:
-                promised[shard] = self._store.promise(shard)
-                asked.append(OwnerInfo.of(shard, owned.term, self._rpc.me))
+                promised[shard] = self.store.promise(shard)
+                asked.append(OwnerInfo.of(shard, owned.term, self.rpc.me))
         if not asked:
             return False
         learn = Learn(asked, [promised[info.shard].number for info in asked])
-        result = await self._rpc.ask(to, "learn", learn, TransferResult, PARTNER_TIMEOUT_S)
-        self._store.note_owners(result.others)
+        result = await self.rpc.ask(to, "learn", learn, TransferResult, PARTNER_TIMEOUT_S)
+        self.store.note_owners(result.others)
         snapshots: list[Snapshot] = []
         try:
             yielder = LoopYielder()
@@ -102,16 +95,16 @@ class ShardMoves:
                 await self._send_states(to, snapshots, dict(zip(result.taken, result.chains, strict=False)))
         finally:
             for head, _ in snapshots:
-                if (owned := self._store.owned.get(head.shard)) is not None:
+                if (owned := self.store.owned.get(head.shard)) is not None:
                     owned.remove_learner(to.node_id)
         return bool(snapshots)
 
     def _batch(self, shards: Sequence[int]) -> Sequence[int]:
         """The first of these shards, as many as are sent at once; at least one."""
-        rate = self._swarm.line.upload.bytes_per_s
+        rate = self.swarm.line.upload.bytes_per_s
         left_bytes = BATCH_BYTES if rate is None else min(BATCH_BYTES, BATCH_S * rate)
         for count, shard in enumerate(shards):
-            owned = self._store.owned.get(shard)
+            owned = self.store.owned.get(shard)
             left_bytes -= 0 if owned is None else owned.state.size_bytes
             if left_bytes < 0:
                 return shards[: max(1, count)]
@@ -119,7 +112,7 @@ class ShardMoves:
 
     def _attach(self, shard: int, term: Term | None, to: Contact) -> Snapshot | None:
         """Copy the state and forward every delta from now on; nothing else runs in between."""
-        owned = self._store.owned.get(shard)
+        owned = self.store.owned.get(shard)
         # Promise 1: where the term has risen since the request, the learner is another's, and its promise is void.
         if owned is None or term is None or owned.promised != term.number:
             return None
@@ -131,17 +124,17 @@ class ShardMoves:
 
     async def _send_states(self, to: Contact, snapshots: list[Snapshot], chains: dict[int, bytes]) -> None:
         """`chains`: of which chain the receiver holds the first published value."""
-        first = self._publisher.first_value
+        first = self.publisher.first_value
         bases = {shard: (chain, first(shard, chain)) for shard, chain in chains.items() if chain}
         snapshots, low = await self._executor.run(_with_low_bits, snapshots, bases)
         message = ShardList([head.shard for head, _ in snapshots])
-        async with self._rpc.request("state", to, message, state_stream.body(snapshots, low)) as answer:
-            taken = self._rpc.decoded(to, answer.head, TransferResult).taken
-        me, now = self._rpc.me, self._clock.monotonic()
+        async with self.rpc.request("state", to, message, state_stream.body(snapshots, low)) as answer:
+            taken = self.rpc.decoded(to, answer.head, TransferResult).taken
+        me, now = self.rpc.me, self._clock.monotonic()
         for shard, term in [(head.shard, head.term) for head, _ in snapshots if head.shard in taken]:
-            owned = self._store.owned.get(shard)
+            owned = self.store.owned.get(shard)
             if owned is not None and owned.learner == to and owned.promised == term.number:
-                self._store.promote_learner(shard, to, term, me, now)
+                self.store.promote_learner(shard, to, term, me, now)
 
     # -- hand-over ----------------------------------------------------------------------------------------------
 
@@ -149,48 +142,48 @@ class ShardMoves:
         """Make the backup `to` the owner. Raises `TransportError`."""
         new_owners = []
         for shard in shards:
-            owned = self._store.owned.get(shard)
+            owned = self.store.owned.get(shard)
             if owned is not None and owned.backup is not None and owned.backup.node_id == to.node_id:
                 owned.moving = True
                 # A term above all that this node has had or promised.
-                new_owners.append(OwnerInfo.of(shard, self._store.promise(shard), to))
+                new_owners.append(OwnerInfo.of(shard, self.store.promise(shard), to))
         # Promise 4: a move waits for what is in flight, and for no more.
-        if not await self._deltas.drained([info.shard for info in new_owners], DRAIN_S):
+        if not await self.deltas.drained([info.shard for info in new_owners], DRAIN_S):
             for info in new_owners:
-                if (owned := self._store.owned.get(info.shard)) is not None:
+                if (owned := self.store.owned.get(info.shard)) is not None:
                     owned.moving = False
             return
         # During the drain a shard may have been lost, or may have lost its backup.
         new_owners = [info for info in new_owners if self._is_moving(info)]
         if not new_owners:
             return
-        known = [self._store.owned[info.shard].state.known_count for info in new_owners]
-        heads, changes = self._publisher.heads_for([info.shard for info in new_owners])
+        known = [self.store.owned[info.shard].state.known_count for info in new_owners]
+        heads, changes = self.publisher.heads_for([info.shard for info in new_owners])
         message = HandOver(new_owners, known, heads)
         # Promise 1: without an answer it is unknown which node owns. `moving` stays set, and the next tick asks again.
         body = sized(*changes) if changes.size_bytes else ()
-        result = await self._rpc.ask(to, "hand_over", message, TransferResult, PARTNER_TIMEOUT_S, body)
-        self._counters.bytes_sent += changes.size_bytes
+        result = await self.rpc.ask(to, "hand_over", message, TransferResult, PARTNER_TIMEOUT_S, body)
+        self.counters.bytes_sent += changes.size_bytes
         # A refusal may mean that an earlier request arrived after all; then `others` names the receiver as owner.
-        self._store.note_owners(result.others)
+        self.store.note_owners(result.others)
         for info in new_owners:
             self._end_move(info, to, is_taken=info.shard in result.taken)
         if result.taken:
             self._log.info("shards_handed_over", count=len(dict.fromkeys(result.taken)), to=to.node_id.hex()[:8])
 
     def _is_moving(self, info: OwnerInfo) -> bool:
-        owned = self._store.owned.get(info.shard)
+        owned = self.store.owned.get(info.shard)
         return owned is not None and owned.moving and owned.promised == info.term.number
 
     def _end_move(self, info: OwnerInfo, to: Contact, *, is_taken: bool) -> None:
-        owned = self._store.owned.get(info.shard)
+        owned = self.store.owned.get(info.shard)
         if is_taken:
             if owned is not None:
-                self._store.become_backup(info.shard, to, info.term)
-            if not self._has_backups:
-                self._store.backed.pop(info.shard, None)
+                self.store.become_backup(info.shard, to, info.term)
+            if not self.has_backups:
+                self.store.backed.pop(info.shard, None)
         elif owned is not None and owned.moving:
-            self._store.drop_backup(info.shard, self._rpc.me)
+            self.store.drop_backup(info.shard, self.rpc.me)
 
 
 def _with_low_bits(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact, PeerChange
@@ -74,38 +75,27 @@ MAX_BATCH_BYTES = 16 * 1024 * 1024
 Logged = tuple[int, LogEntry]
 
 
+@dataclass(eq=False)
 class SplitReconciler:
     """The claims of one node, its offers of lost shards, and its answers to those of other nodes."""
 
-    def __init__(
-        self,
-        *,
-        swarm: Swarm,
-        store: ShardStore,
-        view: SwarmView,
-        run: RunState,
-        rpc: ExchangeRpc,
-        rebalance: RebalanceRequests,
-        directory: OwnerDirectory,
-        deltas: DeltaHandler,
-        counters: Counters,
-        settings: ExchangeSettings,
-        environment: Environment,
-    ) -> None:
-        self._swarm = swarm
-        self._store = store
-        self._view = view
-        self._run = run
-        self._rpc = rpc
-        self._rebalance = rebalance
-        self._directory = directory
-        self._deltas = deltas
-        self._counters = counters
-        self._settings = settings
-        self._clock = environment.clock
-        self._executor = environment.executor
-        self._random = environment.entropy.random
-        self._log = environment.log
+    swarm: Swarm
+    store: ShardStore
+    view: SwarmView
+    run: RunState
+    rpc: ExchangeRpc
+    rebalance: RebalanceRequests
+    directory: OwnerDirectory
+    deltas: DeltaHandler
+    counters: Counters
+    settings: ExchangeSettings
+    environment: Environment
+
+    def __post_init__(self) -> None:
+        self._clock = self.environment.clock
+        self._executor = self.environment.executor
+        self._random = self.environment.entropy.random
+        self._log = self.environment.log
         self._claimed_at = self._clock.monotonic()
         self._offered_at = 0.0
         #: Peers that were declared dead and are back: they are sent the claims.
@@ -115,9 +105,9 @@ class SplitReconciler:
 
     def register(self) -> None:
         """Register the request handlers."""
-        self._rpc.register("offer", ShardList, self._on_offer, waits=True)
-        self._rpc.register("seek", FindDeltas, self._on_seek)
-        self._rpc.register("mend", OfferedDeltas, self._on_offered_deltas, waits=True)
+        self.rpc.register("offer", ShardList, self._on_offer, waits=True)
+        self.rpc.register("seek", FindDeltas, self._on_seek)
+        self.rpc.register("mend", OfferedDeltas, self._on_offered_deltas, waits=True)
 
     def on_change(self, change: PeerChange) -> None:
         """A node that was declared dead has returned: it may have been on the other side of a split."""
@@ -127,10 +117,10 @@ class SplitReconciler:
     def due(self) -> bool:
         """Whether to send anything now. It also advances the clock of the log."""
         now = self._clock.monotonic()
-        self._store.log.tick(now, self._view.worker_count(), self._store.superseded)
+        self.store.log.tick(now, self.view.worker_count(), self.store.superseded)
         if now - self._offered_at >= OFFER_INTERVAL_S and self._unsettled():
             return True
-        return bool(self._store.owned) and (bool(self.returned) or now - self._claimed_at >= CLAIMS_INTERVAL_S)
+        return bool(self.store.owned) and (bool(self.returned) or now - self._claimed_at >= CLAIMS_INTERVAL_S)
 
     async def reconcile(self) -> None:
         """Send the claims of this node, and offer the deltas of its superseded copies."""
@@ -140,13 +130,13 @@ class SplitReconciler:
         self._offered_at = self._clock.monotonic()
         offers: dict[bytes, tuple[Contact, list[int]]] = {}
         for shard in unsettled:
-            known = self._store.ownership.known_owners.get(shard)
-            if shard in self._store.owned:
-                offers.setdefault(self._swarm.node_id, (self._rpc.me, []))[1].append(shard)
-            elif known is not None and not self._view.is_gone(known.owner.node_id):
+            known = self.store.ownership.known_owners.get(shard)
+            if shard in self.store.owned:
+                offers.setdefault(self.swarm.node_id, (self.rpc.me, []))[1].append(shard)
+            elif known is not None and not self.view.is_gone(known.owner.node_id):
                 offers.setdefault(known.owner.node_id, (known.owner, []))[1].append(shard)
             else:
-                self._rebalance.take_over(shard)
+                self.rebalance.take_over(shard)
         for owner, shards in offers.values():
             try:
                 await self._offer(owner, shards)
@@ -159,21 +149,21 @@ class SplitReconciler:
     def _unsettled(self) -> list[int]:
         """The shards whose superseded copies are to be offered. Where an owner cannot tell what it has, the copy waits
         for another one, as long as the log reaches."""
-        now, known, found = self._clock.monotonic(), self._store.ownership.known_owners, []
-        for shard, copy in list(self._store.superseded.items()):
+        now, known, found = self._clock.monotonic(), self.store.ownership.known_owners, []
+        for shard, copy in list(self.store.superseded.items()):
             if copy.unclear_at is None or (shard in known and known[shard].term > copy.unclear_at):
                 found.append(shard)
             # Promise 5: as far as the log reaches.
-            elif now - copy.unclear_since_s >= self._store.log.seconds:
-                del self._store.superseded[shard]
+            elif now - copy.unclear_since_s >= self.store.log.seconds:
+                del self.store.superseded[shard]
         return found
 
     async def _send_claims(self) -> None:
         """Tell one node what this one owns: this is how two owners of one shard learn of each other."""
-        self._claimed_at, me = self._clock.monotonic(), self._rpc.me
+        self._claimed_at, me = self._clock.monotonic(), self.rpc.me
         # Promise 5: two owners of a shard learn of each other.
-        claims = [OwnerInfo.of(shard, owned.term, me) for shard, owned in self._store.owned.items()]
-        known = {peer.node_id: peer.contact for peer in self._swarm.members() if peer.eligible}
+        claims = [OwnerInfo.of(shard, owned.term, me) for shard, owned in self.store.owned.items()]
+        known = {peer.node_id: peer.contact for peer in self.swarm.members() if peer.eligible}
         self.returned = {node: None for node in self.returned if node in known}
         if not claims or not known:
             return
@@ -181,8 +171,8 @@ class SplitReconciler:
         self.returned.pop(node, None)
         question = LocateOwners([claim.shard for claim in claims], claims)
         with contextlib.suppress(TransportError):
-            answer = await self._rpc.ask(known[node], "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
-            self._store.note_owners(answer.known)
+            answer = await self.rpc.ask(known[node], "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
+            self.store.note_owners(answer.known)
 
     # -- the side with the lower term ---------------------------------------------------------------------------
 
@@ -191,122 +181,122 @@ class SplitReconciler:
         wanted: list[Logged] = []
         unknown: list[int] = []
         for history in await self._histories(owner, shards):
-            copy = self._store.superseded.get(history.shard)
+            copy = self.store.superseded.get(history.shard)
             if copy is None or history.status == "retry":
                 continue
             if history.status == "not_owner":
-                self._store.note_owners([] if history.owner_info is None else [history.owner_info])
-                self._directory.denied(history.shard, owner)
+                self.store.note_owners([] if history.owner_info is None else [history.owner_info])
+                self.directory.denied(history.shard, owner)
                 unknown.append(history.shard)
-            elif copy.takes_back(history) and not self._run.is_leaving:
+            elif copy.takes_back(history) and not self.run.is_leaving:
                 self._take_back(history.shard, copy, history.term)
             else:
                 wanted += [(history.shard, entry) for entry in await self._settle(copy, history)]
-        await self._directory.refresh(unknown)
+        await self.directory.refresh(unknown)
         while wanted:
             batch = first_batch(wanted)
             for place in await self._send(owner, batch):
                 if place < len(batch):
                     shard, entry = batch[place]
-                    self._store.log.forget(shard, entry.identity)
+                    self.store.log.forget(shard, entry.identity)
             wanted = wanted[len(batch) :]
 
     async def _histories(self, owner: Contact, shards: list[int]) -> list[OwnedHistory]:
-        if owner.node_id == self._swarm.node_id:
+        if owner.node_id == self.swarm.node_id:
             return [self.history(shard) for shard in shards]
-        async with self._rpc.question(owner, "offer", ShardList(shards), QUESTION_TIMEOUT_S) as answer:
-            told, reader = self._rpc.decoded(owner, answer.head, ShardList).shards, FrameReader(answer.body)
-            return [await self._rpc.record(owner, reader, shard, OwnedHistory) for shard in told]
+        async with self.rpc.question(owner, "offer", ShardList(shards), QUESTION_TIMEOUT_S) as answer:
+            told, reader = self.rpc.decoded(owner, answer.head, ShardList).shards, FrameReader(answer.body)
+            return [await self.rpc.record(owner, reader, shard, OwnedHistory) for shard in told]
 
     def _take_back(self, shard: int, copy: SupersededCopy, above: Term) -> None:
         """Own a shard again, and have its owner, which may be this node with another state, offer what it has."""
-        if self._store.ownership.fence(shard) > above:
+        if self.store.ownership.fence(shard) > above:
             return
-        if shard in self._store.owned:
-            del self._store.superseded[shard]
-            self._store.step_down(shard)
-        term, me = self._store.next_term(shard, above), self._rpc.me
-        self._store.own(shard, copy.state, term, me, self._clock.monotonic(), by_handover=False)
+        if shard in self.store.owned:
+            del self.store.superseded[shard]
+            self.store.step_down(shard)
+        term, me = self.store.next_term(shard, above), self.rpc.me
+        self.store.own(shard, copy.state, term, me, self._clock.monotonic(), by_handover=False)
         self._log.warning("shard_taken_back", shard=shard, term=term.number)
-        self._rebalance.wake()
+        self.rebalance.wake()
         self._claimed_at = 0.0  # the other node is informed at once
         self.returned[above.node] = None
 
     async def _settle(self, copy: SupersededCopy, history: OwnedHistory) -> list[LogEntry]:
         """The deltas of this node that the winner lacks. If there are none, report what is lost and drop the copy."""
         shard, unclear = history.shard, copy.is_unclear_to(history)
-        wanted, lost = compare(copy, history.known_deltas(), () if unclear else self._store.log.entries(shard))
+        wanted, lost = compare(copy, history.known_deltas(), () if unclear else self.store.log.entries(shard))
         if wanted:
             return wanted
         is_sought = not unclear and not copy.is_stored and copy.sought < MAX_SEARCHES
         if is_sought and (rows := _by_span(lost)) and await self._seek(shard, rows):
             copy.sought += 1
             return []  # offered in the next round
-        if self._store.superseded.get(shard) is not copy:
+        if self.store.superseded.get(shard) is not copy:
             return []
         if not copy.is_stored:
             self._report_lost(shard, copy, lost)
         # Promise 6: what the shard goes on without is counted.
         elif count := max(0, lost.count() - history.unlisted):
-            self._counters.lost_in_restarts += count
+            self.counters.lost_in_restarts += count
             self._log.warning("deltas_lost_in_restart", shard=shard, count=count)
         if unclear and not copy.is_stored and lost.count():
             copy.wait_for_another_owner(history.term, self._clock.monotonic())
         else:
-            del self._store.superseded[shard]
+            del self.store.superseded[shard]
         return []
 
     async def _seek(self, shard: int, rows: Identities) -> bool:
         """Search former owners for deltas of this copy that this node's log lacks. True when some were found."""
-        before = len(self._store.log.entries(shard))
+        before = len(self.store.log.entries(shard))
         # The candidates of one side of the split need not be those of the whole swarm.
-        asked = {contact.node_id: contact for contact in await self._directory.candidates(shard)}
-        asked |= {peer.node_id: peer.contact for peer in self._swarm.members()}
-        asked.pop(self._swarm.node_id, None)
+        asked = {contact.node_id: contact for contact in await self.directory.candidates(shard)}
+        asked |= {peer.node_id: peer.contact for peer in self.swarm.members()}
+        asked.pop(self.swarm.node_id, None)
         for contact in list(asked.values())[:MAX_NODES_SEARCHED]:
             with contextlib.suppress(TransportError, BadFrame):
                 for first in range(0, len(rows), MAX_SOUGHT):
                     await self._seek_at(contact, shard, rows[first : first + MAX_SOUGHT])
-        return len(self._store.log.entries(shard)) > before
+        return len(self.store.log.entries(shard)) > before
 
     async def _seek_at(self, contact: Contact, shard: int, rows: Identities) -> None:
         """Put the deltas that one node has into the log. Raises `TransportError` and `BadFrame`."""
-        async with self._rpc.request("seek", contact, FindDeltas(shard, rows)) as answer:
+        async with self.rpc.request("seek", contact, FindDeltas(shard, rows)) as answer:
             reader = FrameReader(answer.body)
-            for one in self._rpc.decoded(contact, answer.head, FoundDeltas).deltas:
-                item = await read_item(reader, shard, self._store.size(shard))
+            for one in self.rpc.decoded(contact, answer.head, FoundDeltas).deltas:
+                item = await read_item(reader, shard, self.store.size(shard))
                 identity = DeltaId(one.node, one.incarnation, one.step)
-                self._store.log.add(shard, identity, one.weight, item.encoded, item.codec, workers=one.workers)
+                self.store.log.add(shard, identity, one.weight, item.encoded, item.codec, workers=one.workers)
 
     async def _send(self, owner: Contact, batch: list[Logged]) -> list[int]:
         """Have the owner add deltas; the places of those that it will never take. Raises `TransportError`."""
         deltas = [_as_message(shard, entry) for shard, entry in batch]
-        if owner.node_id == self._swarm.node_id:
+        if owner.node_id == self.swarm.node_id:
             refused = []
             for place, (shard, entry) in enumerate(batch):
-                item = logged_item(shard, entry.payload, entry.codec, self._store.size(shard), repair=True)
+                item = logged_item(shard, entry.payload, entry.codec, self.store.size(shard), repair=True)
                 if await self._add(deltas[place], item) == "refused":
                     refused.append(place)
             return refused
         size = sum(len(entry.payload) for _, entry in batch)
-        self._counters.bytes_sent += size
+        self.counters.bytes_sent += size
         body = list_if_small(self._bodies(batch), size)
-        async with self._rpc.request("mend", owner, OfferedDeltas(deltas), body) as answer:
-            return self._rpc.decoded(owner, answer.head, OfferedDeltasAnswer).refused
+        async with self.rpc.request("mend", owner, OfferedDeltas(deltas), body) as answer:
+            return self.rpc.decoded(owner, answer.head, OfferedDeltasAnswer).refused
 
     def _bodies(self, batch: list[Logged]) -> Iterator[Buffer]:
-        is_batch = self._store.holds_values
+        is_batch = self.store.holds_values
         for shard, entry in batch:
             yield from logged_frames(shard, bytes(entry.payload), entry.codec, entry.identity.step, is_batch=is_batch)
 
     def _report_lost(self, shard: int, copy: SupersededCopy, lost: Applied) -> None:
         count = lost.count()
         # Promise 5: what the log does not reach is counted.
-        self._counters.lost_in_splits += count - copy.reported
+        self.counters.lost_in_splits += count - copy.reported
         if count > copy.reported:
             spans = _by_span(lost)[:MAX_LISTED]
             named = [f"{node.hex()[:8]}/{start}:{low}-{high}" for node, start, ((low, high),) in spans]
-            reach = round(self._store.log.reach_s, 1)
+            reach = round(self.store.log.reach_s, 1)
             self._log.error("deltas_lost_in_split", shard=shard, count=count, deltas=named, reach_s=reach)
         copy.reported = count
         self._mended.append(count)
@@ -314,17 +304,17 @@ class SplitReconciler:
     # -- answers to the other side ------------------------------------------------------------------------------
 
     async def _on_offer(self, _sender: Contact, message: ShardList, _stream: AsyncIterator[Buffer]) -> Response:
-        shards = [shard for shard in message.shards if shard < len(self._store)]
+        shards = [shard for shard in message.shards if shard < len(self.store)]
         body = (buffer for shard in shards for buffer in record_frames(shard, self.history(shard)))
         return Response(encode(ShardList(shards)), body)
 
     def history(self, shard: int) -> OwnedHistory:
         """What this node has of a shard that it owns; otherwise who owns it, or that it cannot tell now."""
-        owned = self._store.owned.get(shard)
+        owned = self.store.owned.get(shard)
         if owned is None:
-            return OwnedHistory(shard, "not_owner", owner_info=self._store.ownership.owner_info(shard))
+            return OwnedHistory(shard, "not_owner", owner_info=self.store.ownership.owner_info(shard))
         # Promise 1: what its backup may lack counts for nothing yet.
-        if owned.moving or lacks_backup(self._view, owned):
+        if owned.moving or lacks_backup(self.view, owned):
             return OwnedHistory(shard, "retry")
         state = owned.state
         known = identities_of(state)
@@ -345,13 +335,13 @@ class SplitReconciler:
     ) -> Response:
         outcomes, reader = list[PushStatus](), FrameReader(stream)
         for logged in message.deltas:
-            if logged.shard >= len(self._store):
+            if logged.shard >= len(self.store):
                 break
-            item = await read_item(reader, logged.shard, self._store.size(logged.shard), repair=True)
-            self._counters.bytes_received += len(item.encoded)
+            item = await read_item(reader, logged.shard, self.store.size(logged.shard), repair=True)
+            self.counters.bytes_received += len(item.encoded)
             outcomes.append(await self._add(logged, item))
         if added := outcomes.count("ok"):
-            self._counters.repaired += added
+            self.counters.repaired += added
             self._log.info("deltas_repaired", count=added, source=sender.node_id.hex()[:8])
         refused = [place for place, outcome in enumerate(outcomes) if outcome == "refused"]
         return Response(encode(OfferedDeltasAnswer(added, refused)))
@@ -362,8 +352,8 @@ class SplitReconciler:
         if logged.step > MAX_BELIEVED:
             return "refused"
         weight = logged.weight
-        if self._settings.weight != "sum":
-            weight = self._view.merged_weight(weight, logged.workers)  # each side had counted its own workers alone
+        if self.settings.weight != "sum":
+            weight = self.view.merged_weight(weight, logged.workers)  # each side had counted its own workers alone
         push = Push(
             node=logged.node,
             incarnation=logged.incarnation,
@@ -372,11 +362,11 @@ class SplitReconciler:
             weight=weight,
             shards=[logged.shard],
         )
-        (result,) = await self._deltas.accept(push, [item])
+        (result,) = await self.deltas.accept(push, [item])
         return result.status
 
     async def _on_seek(self, _sender: Contact, message: FindDeltas, _stream: AsyncIterator[Buffer]) -> Response:
-        shard, log = message.shard, self._store.log
+        shard, log = message.shard, self.store.log
         work = VALUES_PER_ROW * len(message.identities)
         found = await off_loop(self._executor, work, log.those_of, log.entries(shard), message.identities)
         batch = first_batch([(shard, entry) for entry in found])

@@ -7,6 +7,7 @@ its backup. The present owner is asked which of them it lacks: as a rule none, a
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -42,61 +43,52 @@ MAX_SENT_BYTES, EVERY_S = 4 << 20, 1.0
 Moved = dict[bytes, tuple[Contact, list[AcknowledgedKey]]]
 
 
+@dataclass(eq=False)
 class Resending:
     """What one node sends again, and what it says of deltas that others may have to send again."""
 
-    def __init__(
-        self,
-        *,
-        swarm: Swarm,
-        sent: SentDeltas,
-        store: ShardStore,
-        view: SwarmView,
-        run: RunState,
-        rpc: ExchangeRpc,
-        deltas: DeltaHandler,
-        counters: Counters,
-        environment: Environment,
-    ) -> None:
-        self._swarm = swarm
-        self._sent = sent
-        self._store = store
-        self._view = view
-        self._run = run
-        self._rpc = rpc
-        self._deltas = deltas
-        self._counters = counters
-        self._clock = environment.clock
-        self._log = environment.log
+    swarm: Swarm
+    sent: SentDeltas
+    store: ShardStore
+    view: SwarmView
+    run: RunState
+    rpc: ExchangeRpc
+    deltas: DeltaHandler
+    counters: Counters
+    environment: Environment
+
+    def __post_init__(self) -> None:
+        self._clock = self.environment.clock
+        self._log = self.environment.log
         self._next_s = 0.0
-        rpc.register("lacking", FindLacking, self._on_question)
+        self.rpc.register("lacking", FindLacking, self._on_question)
 
     def due(self) -> Moved:
         """The deltas whose shards have another owner than the one that acknowledged them."""
         moved: Moved = {}
         now_s = self._clock.monotonic()
-        if self._store.holds_values or now_s < self._next_s:
+        if self.store.holds_values or now_s < self._next_s:
             return moved
         self._next_s = now_s + EVERY_S
-        pairs = [(shard, former, self._owner(shard)) for shard, former in self._sent.owners()]
+        pairs = [(shard, former, self._owner(shard)) for shard, former in self.sent.owners()]
         owners = {
             (shard, former): owner
             for shard, former, owner in pairs
-            if owner is not None and owner.node_id != former and not self._view.is_gone(owner.node_id)
+            if owner is not None and owner.node_id != former and not self.view.is_gone(owner.node_id)
         }
-        for key, found in self._sent.acknowledged.items() if owners else ():
+        for key, found in self.sent.acknowledged.items() if owners else ():
             owner = owners.get((key.shard, found.owner))
-            if owner is not None and key.identity.incarnation == self._run.incarnation:
+            if owner is not None and key.identity.incarnation == self.run.incarnation:
                 theirs = moved.setdefault(owner.node_id, (owner, []))[1]
                 if len(theirs) < MAX_ASKED:
                     theirs.append(key)
         return moved
 
     def _owner(self, shard: int) -> Contact | None:
-        if shard in self._store.owned:
-            return Contact(self._swarm.node_id, self._swarm.address)
-        known = self._store.ownership.known_owners.get(shard)
-        return None if known is None or known.owner.node_id == self._swarm.node_id else known.owner
+        if shard in self.store.owned:
+            return Contact(self.swarm.node_id, self.swarm.address)
+        known = self.store.ownership.known_owners.get(shard)
+        return None if known is None or known.owner.node_id == self.swarm.node_id else known.owner
 
     async def send(self, moved: Moved) -> None:
         """Have the present owners add what they lack."""
@@ -107,24 +99,24 @@ class Resending:
                     lacking = [
                         key
                         for key in lacking
-                        if (one := self._sent.acknowledged.get(key)) is not None and one.owner != owner.node_id
+                        if (one := self.sent.acknowledged.get(key)) is not None and one.owner != owner.node_id
                     ]
             except TransportError as error:
                 self._log.debug("deltas_not_sent_again", owner=owner.node_id.hex()[:8], reason=str(error))
 
     async def _lacking(self, owner: Contact, keys: list[AcknowledgedKey]) -> list[AcknowledgedKey]:
         """Those of the deltas that the present owner lacks. Raises `TransportError`."""
-        asked = {key: found for key in keys if (found := self._sent.acknowledged.get(key)) is not None}
+        asked = {key: found for key in keys if (found := self.sent.acknowledged.get(key)) is not None}
         deltas = [AskedDelta(key.shard, key.identity.step, found.push.base_step) for key, found in asked.items()]
-        question = FindLacking(self._run.incarnation, deltas)
-        if owner.node_id == self._swarm.node_id:
+        question = FindLacking(self.run.incarnation, deltas)
+        if owner.node_id == self.swarm.node_id:
             answer = self._answer(owner.node_id, question)
         else:
-            answer = await self._rpc.ask(owner, "lacking", question, LackingDeltas, PARTNER_TIMEOUT_S)
+            answer = await self.rpc.ask(owner, "lacking", question, LackingDeltas, PARTNER_TIMEOUT_S)
         places, not_owned = dict.fromkeys(answer.lacking), dict.fromkeys(answer.not_owned)
         for place, key in enumerate(asked):
             if place not in places and key.shard not in not_owned:
-                self._sent.moved(key, owner.node_id)
+                self.sent.moved(key, owner.node_id)
         return [key for place, key in enumerate(asked) if place in places]
 
     async def _send_some(self, owner: Contact, keys: Sequence[AcknowledgedKey]) -> bool:
@@ -132,18 +124,18 @@ class Resending:
         Raises `TransportError`."""
         found, size = dict[AcknowledgedKey, Acknowledged](), 0
         for key in keys:
-            if (one := self._sent.acknowledged.get(key)) is not None and (not found or size < MAX_SENT_BYTES):
+            if (one := self.sent.acknowledged.get(key)) is not None and (not found or size < MAX_SENT_BYTES):
                 found[key] = one
                 size += one.size_bytes
-        is_own = owner.node_id == self._swarm.node_id
+        is_own = owner.node_id == self.swarm.node_id
         outcomes = [await self._accept(one) for one in found.values()] if is_own else await self._mend(owner, found)
         for key, outcome in zip(found, outcomes, strict=True):
             if outcome == "ok":
-                self._sent.moved(key, owner.node_id)
+                self.sent.moved(key, owner.node_id)
             elif outcome == "refused":
-                self._sent.drop(key)
+                self.sent.drop(key)
         added, refused = outcomes.count("ok"), outcomes.count("refused")
-        self._counters.sent_again += added
+        self.counters.sent_again += added
         if added or refused:
             self._log.warning("deltas_sent_again", count=added, refused=refused)
         return added > 0
@@ -152,14 +144,14 @@ class Resending:
         item = delta.item.item()
         item.repair = True
         push = msgspec.structs.replace(delta.push, shards=[item.shard])
-        (result,) = await self._deltas.accept(push, [item])
+        (result,) = await self.deltas.accept(push, [item])
         return result.status
 
     async def _mend(self, owner: Contact, found: dict[AcknowledgedKey, Acknowledged]) -> list[PushStatus]:
         """Send them as what repairs a split, which may be old, and moves no momentum."""
         # Of the count that a weight was made with and that of now the larger one is nearer to the owner's, which lowers
         # the weight by the quotient: a node that has just lost and found its owner counts few.
-        workers = max(1.0, self._view.worker_count())
+        workers = max(1.0, self.view.worker_count())
         message = OfferedDeltas(
             [
                 LoggedDelta(key.shard, *key.identity, one.push.weight, max(workers, one.push.workers))
@@ -174,8 +166,8 @@ class Resending:
             )
         )
         size = sum(one.item.framed_bytes for one in found.values())
-        async with self._rpc.request("mend", owner, message, sized(frames, size)) as answer:
-            result = self._rpc.decoded(owner, answer.head, OfferedDeltasAnswer)
+        async with self.rpc.request("mend", owner, message, sized(frames, size)) as answer:
+            result = self.rpc.decoded(owner, answer.head, OfferedDeltasAnswer)
         refused = dict.fromkeys(result.refused)
         rest: PushStatus = "ok" if result.added + len(refused) >= len(found) else "retry"
         return ["refused" if place in refused else rest for place in range(len(found))]
@@ -190,7 +182,7 @@ class Resending:
         not_owned: dict[int, None] = {}
         lacking: list[int] = []
         for place, delta in enumerate(message.deltas):
-            if (owned := self._store.owned.get(delta.shard)) is None:
+            if (owned := self.store.owned.get(delta.shard)) is None:
                 not_owned[delta.shard] = None
                 continue
             state, identity = owned.state, DeltaId(node, message.incarnation, delta.step)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact
@@ -24,26 +25,20 @@ RELAYS_ASKED = 3
 SEARCH_WITHIN_S = 0.75
 
 
+@dataclass(eq=False)
 class RouteFinder:
     """Looks for ways to the members that requests of this node depend on."""
 
-    def __init__(
-        self,
-        *,
-        swarm: Swarm,
-        store: ShardStore,
-        view: SwarmView,
-        rpc: ExchangeRpc,
-        rebalance: RebalanceRequests,
-        environment: Environment,
-    ) -> None:
-        self._swarm = swarm
-        self._store = store
-        self._view = view
-        self._score = view.score
-        self._rpc = rpc
-        self._rebalance = rebalance
-        self._random = environment.entropy.random
+    swarm: Swarm
+    store: ShardStore
+    view: SwarmView
+    rpc: ExchangeRpc
+    rebalance: RebalanceRequests
+    environment: Environment
+
+    def __post_init__(self) -> None:
+        self._score = self.view.score
+        self._random = self.environment.entropy.random
 
     def due(self) -> list[Contact]:
         """The members to look for now. One that is no member any more, and that nothing depends on, is forgotten."""
@@ -51,7 +46,7 @@ class RouteFinder:
             return []
         due, needed = [], self._needed()
         for node, address in found.items():
-            if (contact := self._swarm.contact(node)) is not None or node in needed:
+            if (contact := self.swarm.contact(node)) is not None or node in needed:
                 due.append(contact or Contact(node, address))
             else:
                 self._score.forget(node)
@@ -59,7 +54,7 @@ class RouteFinder:
 
     def _needed(self) -> set[bytes]:
         """Owners, and partners of this node's shards."""
-        store = self._store
+        store = self.store
         found = {known.owner.node_id for known in store.ownership.known_owners.values()}
         found |= {to.node_id for owned in store.owned.values() for to in owned.targets()}
         return found | {backed.owner.node_id for backed in store.backed.values()}
@@ -67,12 +62,12 @@ class RouteFinder:
     def owners_to_search(self, shards: Iterable[int]) -> list[Contact]:
         """The owners of these shards that this node alone counts as gone: others may reach them. One that the failure
         detector has declared dead was asked by way of others already."""
-        known = (self._store.ownership.known_owners.get(shard) for shard in shards)
+        known = (self.store.ownership.known_owners.get(shard) for shard in shards)
         owners = {one.owner.node_id: one.owner for one in known if one is not None}
         return [
             owner
             for node, owner in owners.items()
-            if self._view.is_gone(node) and not self._swarm.is_gone(node) and not self._score.was_looked_for(node)
+            if self.view.is_gone(node) and not self.swarm.is_gone(node) and not self._score.was_looked_for(node)
         ]
 
     async def look(self, members: Iterable[Contact], within_s: float | None = None) -> None:
@@ -81,7 +76,7 @@ class RouteFinder:
 
     async def _look(self, to: Contact, within_s: float | None) -> None:
         relays = self._relays(to.node_id)
-        asked = [asyncio.ensure_future(self._rpc.failure(to, way)) for way in (None, *relays)]
+        asked = [asyncio.ensure_future(self.rpc.failure(to, way)) for way in (None, *relays)]
         try:
             await asyncio.wait(asked, timeout=within_s)
         finally:
@@ -94,17 +89,17 @@ class RouteFinder:
             found = (one.node_id for one, failure in zip(relays, by_relay, strict=True) if failure is None)
             self._score.failed(to, direct.detail if isinstance(direct, TransportError) else "it does not answer")
             self._score.looked_for(to.node_id, next(found, b""))
-        if not self._view.is_gone(to.node_id):
-            self._rebalance.wake()
+        if not self.view.is_gone(to.node_id):
+            self.rebalance.wake()
 
     def _relays(self, node: bytes) -> list[Contact]:
         """Whom to ask: the relay in use, or a few others."""
-        if (contact := self._swarm.contact(self._score.relay(node))) is not None:
+        if (contact := self.swarm.contact(self._score.relay(node))) is not None:
             return [contact]
         if node not in self._needed():
             return []
-        others = [peer.contact for peer in self._view.heeded() if peer.eligible and peer.node_id != node]
+        others = [peer.contact for peer in self.view.heeded() if peer.eligible and peer.node_id != node]
         fit = [
-            one for one in others if not (self._score.is_unreached(one.node_id) or self._swarm.is_suspect(one.node_id))
+            one for one in others if not (self._score.is_unreached(one.node_id) or self.swarm.is_suspect(one.node_id))
         ]
         return self._random.sample(fit, min(RELAYS_ASKED, len(fit)))

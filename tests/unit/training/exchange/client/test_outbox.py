@@ -205,10 +205,10 @@ def test_what_is_on_its_way_is_kept_for_the_backup_role_until_it_is_answered() -
         outbox.add(delivery)
         await asyncio.sleep(0.1)
         identity = DeltaId(IDS["a"], 1, 1)
-        assert outbox._sent.find(identity, 1) is delivery.unacknowledged[1]
+        assert outbox.sent.find(identity, 1) is delivery.unacknowledged[1]
         answers[0] = "ok"
         await asyncio.wait_for(delivery.done.wait(), 10)
-        assert outbox._sent.find(identity, 1) is None
+        assert outbox.sent.find(identity, 1) is None
 
     run(scenario())
 
@@ -225,7 +225,7 @@ def test_own_shards_are_added_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
             parts.append([item.shard for item in items])
             return [PushResult(item.shard, "ok") for item in items]
 
-        outbox._deltas = cast(Any, SimpleNamespace(accept=accept))
+        outbox.deltas = cast(Any, SimpleNamespace(accept=accept))
         store = context.store
         for shard in range(4):
             state = store.fresh_state(shard, np.zeros(4, np.float32))
@@ -290,7 +290,7 @@ def test_what_an_owner_has_acknowledged_is_kept_to_be_sent_again(is_eligible: bo
             outbox.add(delivery)
             await asyncio.wait_for(delivery.done.wait(), 10)
         memory[0] = 1
-        found = {key.identity.step: one for key, one in outbox._sent.acknowledged.items()}
+        found = {key.identity.step: one for key, one in outbox.sent.acknowledged.items()}
         assert list(found) == kept
         assert (found[1].owner, found[1].item.encoded) == (OWNER.node_id, bytes(16))
 

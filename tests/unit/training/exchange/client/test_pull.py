@@ -209,7 +209,7 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
     cast(Any, context.store).owned = {
         shard: SimpleNamespace(state=state, rank_term=TERM) for shard, state in enumerate(states)
     }
-    pulling._directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
+    pulling.directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
     turns = 0
 
     async def meanwhile() -> None:
@@ -247,7 +247,7 @@ def test_an_own_shard_whose_copy_was_cut_off_has_no_version(monkeypatch: pytest.
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
     state = ShardState(np.ones(SIZE, np.float32), SIZE, version=2)
     cast(Any, context.store).owned = {0: SimpleNamespace(state=state, rank_term=TERM)}
-    pulling._directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
+    pulling.directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
     context.replica.set_version(0, TERM, 1)
 
     async def story() -> None:
@@ -310,13 +310,13 @@ class Swarm:
             ]
             return [part for part in parts if part[1]], []
 
-        pulling._directory.by_owner = by_owner  # type: ignore[method-assign]
+        pulling.directory.by_owner = by_owner  # type: ignore[method-assign]
         cast(Any, context.environment).clock = pulling._clock = VirtualClock()
 
         async def candidates_of_all(shards: list[int]) -> list[list[Contact]]:
             return [[self.SLOW, self.OTHER] for _ in shards]
 
-        pulling._directory.candidates_of_all = candidates_of_all  # type: ignore[method-assign]
+        pulling.directory.candidates_of_all = candidates_of_all  # type: ignore[method-assign]
         for shard in range(half, SHARDS):
             context.store.ownership.known_owners[shard] = KnownOwner(TERM, self.SLOW)
         contacts = (self.QUICK, self.SLOW, self.OTHER)
@@ -379,7 +379,7 @@ def test_a_broken_shard_of_this_node_is_not_given_to_its_trainer() -> None:
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
     state = ShardState(np.ones(SIZE, np.float32), SIZE, version=1)
     context.store.owned[0] = Owned(state, TERM, since=0.0)
-    pulling._directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
+    pulling.directory.by_owner = lambda shards: ([(me, list(shards))] if shards else [], [])  # type: ignore[method-assign]
 
     async def story() -> None:
         state.apply(DeltaId(b"a" * 20, 1, 1), 1.0, np.zeros(SIZE, np.float32), PLAIN)

@@ -265,7 +265,7 @@ def test_a_new_owner_goes_on_from_what_its_replica_holds(behind: int) -> None:
         former, _ = await published_by_a(2 - behind)
         before = former.published(0)
         assert before is not None
-        former_store = former._store
+        former_store = former.store
         follower = backup_b(position(former), before.value)
         if behind:
             await former.publish(IDS["b"], [(0, position(former))])

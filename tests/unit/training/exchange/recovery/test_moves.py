@@ -152,7 +152,7 @@ def test_a_learner_that_holds_the_first_published_value_is_sent_half(holds: bool
         moves, store, swarm, _ = teaching()
         value = np.array([0.1, -0.2, 1e-3, 7.0], np.float32)
         store.owned[0].state.value[:] = value
-        publisher = moves._publisher
+        publisher = moves.publisher
         await publisher.publish(LEARNER.node_id, [(0, NO_POSITION)])
         published = publisher.published(0)
         assert published is not None
@@ -200,7 +200,7 @@ def test_a_chain_that_has_gone_on_is_no_base() -> None:
 
     async def scenario() -> None:
         moves, store, swarm, _ = teaching(learn=TransferResult([0], [], [b"another!"]))
-        await moves._publisher.publish(LEARNER.node_id, [(0, NO_POSITION)])
+        await moves.publisher.publish(LEARNER.node_id, [(0, NO_POSITION)])
         await moves.copy(LEARNER, [0])
         assert (await head_sent(swarm)).chain == b""
         assert store.owned[0].backup == LEARNER
