@@ -15,7 +15,7 @@ from p2pnode.training.shards.outer_rule import Rule
 from p2pnode.training.trainer_link.interface import TrainerHello
 
 #: Increased when nodes of two versions cannot work in one swarm.
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

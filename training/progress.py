@@ -96,7 +96,7 @@ class Progress:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics by name; an evaluated metric replaces one of the same name from p2pnode.training."""
+        """Metrics by name; an evaluated metric replaces one of the same name from training."""
         return {**self.training_metrics, **self.evaluated_metrics}
 
     def add(self, row: StepRow) -> None:
