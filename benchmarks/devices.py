@@ -32,6 +32,7 @@ from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.steps import BareLoop, bare_loop, between, node_rate, pause
 from benchmarks.virtual_worker import initial, metrics_of
 from p2pnode.training.devices.arithmetic import weighted_mean, weights_of
+from p2pnode.training.devices.node_step import LOSS_WINDOW
 from p2pnode.training.devices.positions import AveragePositions, LeaderPositions
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.settings import BarrierSettings, DevicesSettings, ExchangeSettings, TrainingSettings
@@ -183,7 +184,7 @@ class _VirtualHost:
         self._leaders = [np.zeros(total, np.float32)]
         self._positions: Any
         if rule == "leader":
-            self._positions = LeaderPositions(total, self._leaders, self._settings.c1)
+            self._positions = LeaderPositions(total, self._leaders, self._settings.pull)
             for runner in runners:
                 runner.follow(tuple(self._leaders))
         else:
@@ -196,7 +197,7 @@ class _VirtualHost:
         positions = self._positions
         positions.begin(None, vector)
         for cycle in range(LOCAL_STEPS // PERIOD):
-            pull = self._settings.p1 / PERIOD if getattr(positions, "has_local", False) else 0.0
+            pull = self._settings.pull / PERIOD if getattr(positions, "has_local", False) else 0.0
             reports = {}
             for index, (runner, delta) in enumerate(zip(self._runners, self._deltas, strict=True)):
                 delta[:] = positions.start(index)
@@ -206,7 +207,7 @@ class _VirtualHost:
                     1.0,
                     is_first=False,
                     local_pull=pull,
-                    loss_window=self._settings.avg_size,
+                    loss_window=LOSS_WINDOW,
                     at_delta=True,
                 )
                 runner.use(vector, delta)

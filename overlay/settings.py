@@ -111,14 +111,6 @@ class LivenessSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             description="Seconds between liveness probes; peers that share shards with this node get one every round."
         ),
     ] = 1.0
-    probe_timeout_s: Annotated[
-        PositiveFloat,
-        Meta(description="Longest wait for the answer to a direct probe; the measured round trip shortens it."),
-    ] = 0.5
-    indirect_probes: Annotated[
-        int,
-        Meta(ge=0, le=10, description="Peers asked to probe an unresponsive one before it is suspected."),
-    ] = 3
     suspicion_s: Annotated[
         PositiveFloat,
         Meta(description="Seconds a suspected peer has to refute before it counts as dead."),

@@ -154,24 +154,12 @@ class DevicesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "nodes, faster ones take more; none: each node has its own."
         ),
     ] = "none"
-    avg_size: Annotated[
-        PositiveCount,
-        Meta(description="With leader: batches of the running loss; without so many a trainer does not lead."),
-    ] = 10
-    c1: Annotated[Share, Meta(description="With leader: pull to the leader of the node in the distributed step.")] = 0.1
-    p1: Annotated[
-        Share,
-        Meta(description="With leader: pull to the leader of the node in all local steps of a period together."),
-    ] = 0.1
-    c2: Annotated[
+    pull: Annotated[
         Share,
         Meta(
-            description="With leader and coordination = global: pull to the leader of the swarm at the end of a step."
+            description="With leader: how far trainers go towards the leader of the node in a distributed step, and as "
+            "far again in the local steps before it; with coordination = global as far towards that of the swarm."
         ),
-    ] = 0.1
-    p2: Annotated[
-        Share,
-        Meta(description="As c2: pull to the leader of the swarm in all local steps of a step together."),
     ] = 0.1
 
 
@@ -194,12 +182,6 @@ class BarrierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         float,
         Meta(gt=0, le=1, description="Share of the sample that must be far enough; 1: all."),
     ] = 1.0
-    resample_s: Annotated[
-        Seconds,
-        Meta(
-            description="Seconds between tests of a waiting barrier; 0: a twentieth of the median step, at least 0.02."
-        ),
-    ] = 0.0
     custom: Annotated[
         str,
         Meta(description='With method = "custom": "package.module:function", called with (mine, others) → bool.'),
@@ -226,15 +208,6 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             ge=1, le=4096, description='Values that codec = "sparse" sends of each 4,096: the largest; 1.8 bytes each.'
         ),
     ] = 128
-    sparse_lr: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=4,
-            description="Rate of sparse deltas, instead of outer_lr and outer_momentum; none moves the values by more "
-            "than itself.",
-        ),
-    ] = 1.4
     pull_codec: Annotated[
         Literal["auto", "float32", "bfloat16", "int8", "int4", "sparse"],
         Meta(
@@ -283,14 +256,6 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Seconds,
         Meta(description="An owner keeps a shard at least this long before it hands it to a better placed node."),
     ] = 30.0
-    push_deadline_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="A step waits for acknowledgements until nothing has moved for this long; the rest stays in "
-            "the outbox. bsp waits for all.",
-        ),
-    ] = 5.0
     log_seconds: Annotated[
         Seconds,
         Meta(description="Network partitions of at most this length are repaired without loss; 0: none is."),
@@ -330,15 +295,6 @@ class DispatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         ),
     ] = "sqlite"
     chunks_per_task: Annotated[PositiveCount, Meta(description="Chunks of a RecordIO file in one task.")] = 10
-    max_failures: Annotated[
-        PositiveCount,
-        Meta(description="A task that has failed so often by its own fault is left out until the next pass."),
-    ] = 3
-    lease_floor_s: Annotated[
-        float,
-        Meta(gt=0, description="Shortest lease of a task; otherwise it follows from how long tasks take."),
-    ] = 30.0
-    lease_ceiling_s: Annotated[float, Meta(gt=0, description="Longest lease of a task.")] = 1200.0
     passes: Annotated[Count, Meta(description="The run ends after so many passes over the records; 0: never.")] = 0
     shuffle: Annotated[
         bool,

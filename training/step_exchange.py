@@ -217,4 +217,4 @@ class StepExchange:
             nodes = sharers(nodes, 1 + len(working), len(ended))
         weight = delta_weight(kind, nodes, samples, [peer.samples for peer in (*working, *ended)])
         exchange = self._exchange
-        return pushed_weight(self._settings, weight, exchange.codec.codec, synchronous=exchange.synchronous)
+        return pushed_weight(weight, exchange.codec.codec, synchronous=exchange.synchronous)

@@ -26,6 +26,8 @@ from p2pnode.overlay.waits import DEVIATIONS, RoundTrips
 
 #: A timer that fires this late shows that this node's loop was busy: the wait is extended once.
 EXCUSABLE_LAG_S = 0.05
+#: Longest wait for the answer to a direct probe; the measured round trip shortens it.
+PROBE_TIMEOUT_S = 0.5
 #: Tries that wait for answers at one time; a thousand peers asked at once are far below it, a flood is not.
 MAX_OUTSTANDING = 8192
 #: Tries of calls given up whose answer may still come.
@@ -44,7 +46,7 @@ OnResult = Callable[[Result | None], None]
 
 class CallTimes(RoundTrips):
     """The round trips of calls to all peers; a peer with round trips of its own gets its own waits. One retry follows a
-    wait, and the whole call never exceeds the ceiling that the settings give."""
+    wait, and the whole call never exceeds the ceiling."""
 
     def __init__(self, ceiling_s: float) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from kademlia.network import Server
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.identity import Identity
+from p2pnode.overlay.kademlia.calls import PROBE_TIMEOUT_S
 from p2pnode.overlay.kademlia.identity_proofs import IdentityProofs
 from p2pnode.overlay.kademlia.protocol import SwarmProtocol
 from p2pnode.overlay.settings import OverlaySettings
@@ -34,7 +35,7 @@ class SwarmServer(Server):  # type: ignore[misc]
             settings.k,
             proofs=IdentityProofs(identity),
             environment=environment,
-            ceiling_s=settings.liveness.probe_timeout_s,
+            ceiling_s=PROBE_TIMEOUT_S,
         )
 
     def attach(self, transport: Transport) -> None:

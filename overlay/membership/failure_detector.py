@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal
 
+from p2pnode.overlay.kademlia.calls import PROBE_TIMEOUT_S
 from p2pnode.overlay.kademlia.messages import Gossip, MemberState
 from p2pnode.overlay.membership.actions import (
     Broadcast,
@@ -38,6 +39,8 @@ from p2pnode.overlay.settings import LivenessSettings
 _STATES = tuple(MemberState)
 #: A member that sent something within this share of the probe interval needs no probe.
 FRESH_SHARE = 0.5
+#: Peers asked to probe an unresponsive one before it is suspected (SWIM's k).
+INDIRECT_PROBES = 3
 #: A member that was probed this recently is not probed again on request.
 PROBE_PAUSE_S = 0.2
 #: Dead members are kept, and pinged occasionally, this long: partitions heal within it. Those that left, shorter.
@@ -233,7 +236,7 @@ class FailureDetector:
         if len(self._suspects) >= MAX_SUSPECTS_PER_ROUND:
             return self.on_unreachable(node_id, now, "it does not answer, as many others do not")
         helpers = [other for other in others if other != node_id and not self.is_suspect(other)]
-        count = min(self.settings.indirect_probes, len(helpers))
+        count = min(INDIRECT_PROBES, len(helpers))
         if count == 0:
             return self.on_unreachable(node_id, now, "it does not answer")
         return [SendPingRequest(node_id, tuple(self._rng.sample(helpers, count)))]
@@ -324,7 +327,7 @@ class FailureDetector:
 
     def _probe_out_of_turn(self, node_id: bytes, member: Member, now: float) -> list[DetectorAction]:
         """After twice its time: of hundreds of suspects each waits long for its turn, and some of them may be alive."""
-        pause_s = self.settings.probe_timeout_s * self.stretch
+        pause_s = PROBE_TIMEOUT_S * self.stretch
         if now < member.since + 2 * self.settings.suspicion_s or now - member.probed < pause_s:
             return []
         member.probed = now

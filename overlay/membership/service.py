@@ -12,7 +12,7 @@ from functools import partial
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.ids import short
-from p2pnode.overlay.kademlia.calls import OnResult
+from p2pnode.overlay.kademlia.calls import PROBE_TIMEOUT_S, OnResult
 from p2pnode.overlay.kademlia.messages import Gossip, MemberState, Ping, PingRequest, PingResult, Result, pack_contact
 from p2pnode.overlay.kademlia.protocol import SwarmProtocol
 from p2pnode.overlay.membership.actions import (
@@ -270,7 +270,7 @@ class Membership:
         self._protocol.call(helper, body, on_answer, limit_s=limit_s, counts_as_failure=False)
 
     def _helper_limit_s(self) -> float:
-        return self._settings.probe_timeout_s * HELPER_SHARE * self.members.stretch()
+        return PROBE_TIMEOUT_S * HELPER_SHARE * self.members.stretch()
 
     def _take_relayed(self, result: Result | None, contact: Contact, helper: Contact) -> bool:
         """Whether the helper has reached it; then it is known by what it has told the helper."""

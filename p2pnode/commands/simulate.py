@@ -163,7 +163,7 @@ def _plan(options: dict[str, Any]) -> Plan:
         steps=times,
         stragglers=parse_stragglers(options["stragglers"]),
         discipline=options["discipline"],
-        repoll_s=resample_after(options["repoll"], times.mean_s),
+        repoll_s=options["repoll"] or resample_after(times.mean_s),
         pool_size=options["pool_size"],
         pool_renewal_s=options["pool_renewal"],
         sampler=options["sampler"],

@@ -17,6 +17,7 @@ from p2pnode.config.settings import Config
 from p2pnode.config.tracker import FORMS, parse_tracker
 from p2pnode.config.values import nearest
 from p2pnode.overlay.addresses import is_literal, is_loopback, split_address
+from p2pnode.overlay.kademlia.calls import PROBE_TIMEOUT_S
 from p2pnode.training.devices.names import named_devices
 from p2pnode.training.goal import Goal
 
@@ -186,10 +187,9 @@ RULES = (
         f"write {FORMS}",
     ),
     Rule(
-        lambda c: c.liveness.probe_timeout_s > c.liveness.probe_interval_s,
-        "liveness.probe_timeout_s = {liveness.probe_timeout_s} is longer than "
-        "probe_interval_s = {liveness.probe_interval_s}",
-        "a probe must end before the next one begins: make the interval longer or the timeout shorter",
+        lambda c: c.liveness.probe_interval_s < PROBE_TIMEOUT_S,
+        f"liveness.probe_interval_s = {{liveness.probe_interval_s}} is shorter than a probe, {PROBE_TIMEOUT_S:g} s",
+        "a probe must end before the next one begins: make the interval longer",
     ),
     Rule(
         lambda c: _error(named_devices, c.training.devices),
@@ -226,11 +226,6 @@ RULES = (
         lambda c: c.dispatch.source != "local" and not c.dispatch.records and c.node.role != "master",
         'dispatch.source = "{dispatch.source}" and dispatch.records names no file',
         'set dispatch.records = ["train-*.recordio"], or dispatch.source = "local"',
-    ),
-    Rule(
-        lambda c: c.dispatch.lease_floor_s > c.dispatch.lease_ceiling_s,
-        "dispatch.lease_floor_s = {dispatch.lease_floor_s} is longer than lease_ceiling_s = {dispatch.lease_ceiling_s}",
-        "make the ceiling the longer one",
     ),
     Rule(
         lambda c: not _STORE.fullmatch(c.dispatch.store),

@@ -39,9 +39,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def host(world: World, devices: str, command: list[str] | None = None, **settings: object) -> HostTrainer:
     """The trainer of a node with these devices, which ends with the world."""
-    of_devices = {
-        key: settings.pop(key) for key in ("period", "step", "c1", "p1", "avg_size", "merge") if key in settings
-    }
+    of_devices = {key: settings.pop(key) for key in ("period", "step", "pull", "merge") if key in settings}
     settings = {"task": "tests.harness.trainers.tasks:Plain", "threads": 1, **settings}
     environment = Environment(
         clock=SystemClock(),
@@ -221,7 +219,7 @@ def test_leaders_pull_the_trainers_of_a_node_together(world: World) -> None:
     """With leader steps among the trainers, by torch.distributed, the node learns, and one of them leads."""
 
     async def scenario(world: World) -> None:
-        trainer = host(world, "cpu*2", local_steps=8, period=4, step="leader", avg_size=4, c1=0.5, merge="collective")
+        trainer = host(world, "cpu*2", local_steps=8, period=4, step="leader", pull=0.5, merge="collective")
         await trainer.start()
         before = await trainer.evaluate(0)
         for step in range(1, 12):
@@ -295,7 +293,7 @@ def test_a_merge_by_torch_distributed_is_that_in_shared_memory(world: World, tmp
     found = {}
 
     async def scenario(world: World) -> np.ndarray:
-        trainer = host(world, "cpu*3", period=1, local_steps=4, merge=merge, step=kind, avg_size=2)
+        trainer = host(world, "cpu*3", period=1, local_steps=4, merge=merge, step=kind)
         await trainer.start()
         for step in range(1, 4):
             await trainer.train(order(step, 4))

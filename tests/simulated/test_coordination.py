@@ -151,8 +151,8 @@ def test_all_nodes_follow_the_leader_with_the_lowest_loss() -> None:
         n0, n1 = (swarm.hosts[name] for name in ("n0", "n1"))
         assert coordination(n0).leader == coordination(n1).leader == n1.living.overlay.node_id
         orders = [device.orders[-1] for those in devices.values() for device in those]
-        assert all(one.global_pull == pytest.approx(0.4 / LOCAL_STEPS) for one in orders)
-        assert all(one.local_pull == pytest.approx(0.1 / LOCAL_STEPS) for one in orders)
+        assert all(one.global_pull == pytest.approx(0.2 / LOCAL_STEPS) for one in orders)
+        assert all(one.local_pull == pytest.approx(0.2 / LOCAL_STEPS) for one in orders)
         # What the other node gets is what the leader's node has at that time, to bfloat16.
         led, follows = (cast(HostTrainer, host.living.trainer) for host in (n1, n0))
         seen: list[tuple[np.ndarray, np.ndarray]] = []
@@ -182,7 +182,7 @@ def test_all_nodes_follow_the_leader_with_the_lowest_loss() -> None:
         await swarm.until(lambda: step_of(swarm) >= begun + 6, within_s=600, what="six steps alone")
         assert coordination(n0).leader == n0.living.overlay.node_id
 
-    simulate(scenario, seed=3, paces=[1.0, 1.0], coordination="global", step="leader", avg_size=1, p2=0.4)
+    simulate(scenario, seed=3, paces=[1.0, 1.0], coordination="global", step="leader", pull=0.2)
 
 
 def test_without_coordination_no_node_has_a_part_in_it() -> None:

@@ -12,6 +12,7 @@ from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.prometheus import render
 from p2pnode.status.report import StatusReport
 from p2pnode.terminal.status_view import status_text
+from p2pnode.training.dispatch.answers import QueueRules
 from tests.harness.environment.memory_store import MemoryStore
 from tests.harness.swarms.dispatch_swarm import DispatchSwarm, dataset, every_place, simulate
 
@@ -84,7 +85,7 @@ def test_leases_of_a_worker_that_dies_come_back_at_once() -> None:
         print(f"after {swarm.clock.monotonic() - killed:.1f} s")
         await swarm.until_ended(["w0", "w2"], 900)
 
-    swarm = simulate(scenario, seed=4, lease_floor_s=600.0)
+    swarm = simulate(scenario, seed=4, rules=QueueRules(lease_floor_s=600.0))
 
     found = swarm.counts()
     dead = next(trainer for trainer in swarm.trainers if trainer.name == "w1")
@@ -201,7 +202,7 @@ def test_a_worker_that_cannot_reach_the_master_for_long_loses_its_leases_only() 
         swarm.network.heal()
         await swarm.until_ended(["w0", "w1", "w2"], 900)
 
-    swarm = simulate(scenario, seed=9, passes=6, lease_floor_s=5.0, lease_ceiling_s=10.0)
+    swarm = simulate(scenario, seed=9, passes=6, rules=QueueRules(lease_floor_s=5.0, lease_ceiling_s=10.0))
 
     found = swarm.counts()
     assert found.keys() == every_place(6).keys()
@@ -226,7 +227,7 @@ def test_a_file_that_one_worker_lacks_is_trained_by_another() -> None:
 
 
 def test_a_task_that_nobody_can_train_is_discarded_and_the_pass_goes_on() -> None:
-    """A task that fails by its own fault is given up after `max_failures`, one that no node can read after a while; an
+    """A task that fails by its own fault is given up after some failures, one that no node can read after a while; an
     event says so, and the passes roll."""
 
     async def scenario(swarm: DispatchSwarm) -> None:
@@ -236,7 +237,7 @@ def test_a_task_that_nobody_can_train_is_discarded_and_the_pass_goes_on() -> Non
         swarm.start_master("m")
         await swarm.until_ended(["w0", "w1", "m"], 900)
 
-    swarm = simulate(scenario, seed=11, passes=2, max_failures=2)
+    swarm = simulate(scenario, seed=11, passes=2, rules=QueueRules(max_failures=2))
 
     expected = every_place(2)
     assert swarm.counts() == {place: 1 for place in expected if place[1] not in (3, 7)}
@@ -341,7 +342,7 @@ def test_a_trainer_that_hangs_loses_its_lease() -> None:
     def timeouts(swarm: DispatchSwarm) -> list[object]:
         return [record for record in swarm.of("dispatch_lease_ended") if record.fields["cause"] == "timeout"]
 
-    swarm = simulate(scenario, seed=15, passes=1, lease_floor_s=5.0, lease_ceiling_s=10.0)
+    swarm = simulate(scenario, seed=15, passes=1, rules=QueueRules(lease_floor_s=5.0, lease_ceiling_s=10.0))
 
     assert swarm.counts() == every_place(1)
 

@@ -227,7 +227,7 @@ def test_every_record_is_trained_whoever_is_killed_and_whatever_etcd_loses(
 ) -> None:
     """What any trainer had trained when it was killed is known here: no record of any pass is in no trainer's."""
     kills = Kills(seed)
-    swarm = simulate(kills.play, seed=seed, loss=0.02, passes=5, lease_floor_s=10.0)
+    swarm = simulate(kills.play, seed=seed, loss=0.02, passes=5, rules=QueueRules(lease_floor_s=10.0))
 
     found, expected = swarm.counts(), every_place(5)
     print(f"{kills.count} kills; {found.total() - expected.total()} of {expected.total()} records twice")

@@ -189,9 +189,7 @@ def test_with_sparse_pushes_and_pulls_as_changes_a_step_sends_a_tenth_and_receiv
 
 def test_what_a_step_leaves_on_its_way_arrives_as_it_was_although_the_trainer_writes_the_next_delta() -> None:
     """A float32 push sends the trainer's own memory; past its deadline the outbox has a copy of it."""
-    settings = ExchangeSettings(
-        codec="float32", shards=4, replicas=0, weight="sum", outer_lr=1.0, outer_momentum=0.0, push_deadline_s=0.5
-    )
+    settings = ExchangeSettings(codec="float32", shards=4, replicas=0, weight="sum", outer_lr=1.0, outer_momentum=0.0)
 
     async def scenario(world: World) -> None:
         shards_of = {member.name: list(exchange_of(member).store.owned) for member in world.running()}

@@ -104,7 +104,6 @@ def test_the_time_of_a_step_on_slow_lines_is_the_busiest_owners_bytes_over_its_r
             "training.min_nodes": nodes,
             "exchange.codec": "bfloat16",
             "exchange.shards": 32,
-            "exchange.push_deadline_s": 30.0,
             "barrier.method": "bsp",
         }
         swarm = Swarm(

@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 
+from p2pnode.training.barriers.predicates import resample_after
 from p2pnode.training.settings import BarrierMethod, BarrierSettings
 from p2pnode.training.simulation.model.plan import Plan
 from p2pnode.training.simulation.model.random_streams import DURATIONS, RandomStream
@@ -29,7 +30,7 @@ NODES = 16
 #: such rule. Messages so quick that a step's few round trips are no part of it.
 STEP_S = 1.0
 DELAY_S = (0.0002, 0.001)
-REPOLL_S = 0.1
+REPOLL_S = resample_after(STEP_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,6 @@ def real(barrier: BarrierSettings) -> tuple[float, float]:
                 "barrier.method": barrier.method,
                 "barrier.sample": barrier.sample,
                 "barrier.staleness": barrier.staleness,
-                "barrier.resample_s": REPOLL_S,
                 "training.min_nodes": NODES,
                 "exchange.shards": 1,  # what is exchanged delays no step here
             },

@@ -111,9 +111,9 @@ def make_barrier(settings: BarrierSettings) -> Barrier:
     return Barrier(method, predicate, complete=complete, samples=True, staleness=lag, quantile=settings.quantile)
 
 
-def resample_after(configured_s: float, step_seconds: float) -> float:
+def resample_after(step_seconds: float) -> float:
     """Seconds until a waiting barrier draws its next, fresh sample."""
-    return configured_s if configured_s > 0 else max(RESAMPLE_FLOOR_S, RESAMPLE_SHARE * step_seconds)
+    return max(RESAMPLE_FLOOR_S, RESAMPLE_SHARE * step_seconds)
 
 
 def _imported(path: str) -> Predicate:

@@ -94,7 +94,7 @@ class BarrierWaiter:
             return 0.0
         started = self._clock.monotonic()
         self._first_steps_s.setdefault(self._swarm.node_id, started - self._began_at)
-        pause_s = resample_after(self._settings.resample_s, step_seconds)
+        pause_s = resample_after(step_seconds)
         try:
             while True:
                 if await self._passes(step, started, step_seconds):

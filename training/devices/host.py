@@ -183,7 +183,7 @@ class HostTrainer:
             CycleParts(self._cycles, self._groups),
             AveragePositions(total)
             if settings.step == "average"
-            else LeaderPositions(total, self._leaders(), settings.c1, settings.c2),
+            else LeaderPositions(total, self._leaders(), settings.pull, settings.pull),
             shared,
             settings,
             self._period,

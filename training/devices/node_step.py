@@ -35,6 +35,8 @@ NOT_FINITE_CYCLES = 3
 
 #: A merge looks so often whether those that it waits for hang.
 MERGE_LOOK_S = 0.5
+#: Batches of the running loss that chooses the leader; a trainer without so many does not lead.
+LOSS_WINDOW = 10
 
 OnFailure = Callable[[Device, TrainerFailed], None]
 
@@ -120,8 +122,8 @@ class NodeStep:
         settings, count, positions = self._settings, len(self._devices), self.positions
         local_pull = global_pull = 0.0
         if isinstance(positions, LeaderPositions):
-            local_pull = settings.p1 / self._period
-            global_pull = settings.p2 / order.local_steps if positions.has_global else 0.0
+            local_pull = settings.pull / self._period
+            global_pull = settings.pull / order.local_steps if positions.has_global else 0.0
         # Those in the last merge have the leader's values on their devices; the others may find them in memory.
         is_shown = isinstance(positions, LeaderPositions) and positions.has_local
         have_leader = self._merged if positions.leader is not None else set[int]()
@@ -139,7 +141,7 @@ class NodeStep:
                 done=cycle * self._period,
                 local_pull=local_pull if is_shown or index in have_leader else 0.0,
                 global_pull=global_pull,
-                loss_window=settings.avg_size if isinstance(positions, LeaderPositions) else 0,
+                loss_window=LOSS_WINDOW if isinstance(positions, LeaderPositions) else 0,
                 keeps_delta=self._groups is not None,
                 continues=index in stays,
                 keeps_place=self._keeps_places,

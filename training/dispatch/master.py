@@ -11,6 +11,8 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
+
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.ids import short
 from p2pnode.overlay.kademlia.messages import unpack_contact
@@ -75,6 +77,10 @@ ACTIVE_S = 60.0
 
 class MasterService:
     """One node's service as master. `make_store` makes the store that the settings name, not opened yet."""
+
+    #: The lease of a task follows from how long tasks take. Nodes that read and train over slow lines report less often
+    #: than the workers of a parameter server, whose leases may be shorter.
+    rules = QueueRules(lease_floor_s=30.0)
 
     def __init__(
         self,
@@ -170,13 +176,7 @@ class MasterService:
             await queue.close()
 
     def _rules(self) -> QueueRules:
-        settings = self._settings
-        return QueueRules(
-            passes=settings.passes,
-            max_failures=settings.max_failures,
-            lease_floor_s=settings.lease_floor_s,
-            lease_ceiling_s=settings.lease_ceiling_s,
-        )
+        return msgspec.structs.replace(self.rules, passes=self._settings.passes)
 
     def _note_fault(self, reason: str) -> None:
         if reason != self._reason:

@@ -59,7 +59,7 @@ class Participation:
     @property
     def pause_s(self) -> float:
         """Between two tests of a barrier of the program, at the start."""
-        return resample_after(0.0, self._progress.step_seconds)
+        return resample_after(self._progress.step_seconds)
 
     @property
     def step(self) -> int:

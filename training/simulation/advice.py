@@ -35,7 +35,6 @@ class Measured:
     trace_s: tuple[float, ...]
     medians_s: tuple[float, ...]
     workers: float
-    resample_s: float = 0.0
 
     def model(self) -> tuple[StepTimes, Stragglers]:
         """The node's own step times, scaled to the swarm's median, and the slow nodes with their mean factor."""
@@ -125,7 +124,7 @@ def _predict(
         steps=times,
         stragglers=stragglers,
         discipline="pool",
-        repoll_s=resample_after(measured.resample_s, times.mean_s),
+        repoll_s=resample_after(times.mean_s),
         seed=seed,
     )
     figures = summary(simulate(plan))

@@ -10,7 +10,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest import mock
 
+from p2pnode.training.dispatch.answers import QueueRules
 from p2pnode.training.dispatch.chunks import ChunkTable, DatasetChunk
 from p2pnode.training.dispatch.dataset import LocalDataset
 from p2pnode.training.dispatch.master import MasterService
@@ -188,6 +190,7 @@ def simulate(
     loss: float = 0.0,
     lease_s: float = 3.0,
     limit_s: float = 3600,
+    rules: QueueRules = MasterService.rules,
     **settings: Any,
 ) -> DispatchSwarm:
     """Run a scenario; `settings` are of `[dispatch]`."""
@@ -209,7 +212,8 @@ def simulate(
         finally:
             await swarm.stop()
 
-    VirtualLoop().run(main(), limit_s=limit_s)
+    with mock.patch.object(MasterService, "rules", rules):
+        VirtualLoop().run(main(), limit_s=limit_s)
     assert worlds[0].of("dispatch_failed") == []
     return worlds[0]
 

@@ -370,14 +370,14 @@ def test_the_last_steps_of_a_slow_node_weigh_what_those_of_the_others_did() -> N
 
 
 def test_a_sparse_delta_has_a_rate_of_its_own() -> None:
-    """The share of four workers times `exchange.sparse_lr`, and the next step begins with a part of what it lacks."""
+    """The share of four workers times 1.4, and the next step begins with a part of what it lacks."""
 
     async def scenario() -> None:
-        bench = LoopBench(max_steps=2, exchange=ExchangeSettings(codec="sparse", sparse_lr=2.0))
+        bench = LoopBench(max_steps=2, exchange=ExchangeSettings(codec="sparse"))
         bench.exchange.codec.codec = "sparse"
         await bench.run()
 
-        assert [weight for _, _, weight in bench.exchange.pushes] == [0.5, 0.5]
+        assert [weight for _, _, weight in bench.exchange.pushes] == pytest.approx([0.35, 0.35])
 
     run(scenario())
 

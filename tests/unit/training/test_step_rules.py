@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from p2pnode.training.encoding.codecs import CodecName
-from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.step_rules import delta_weight, fell_behind, pushed_weight, sharers, was_away
 
 
@@ -84,19 +81,17 @@ def test_a_node_was_away_when_others_have_stopped_waiting_for_it(
 
 
 @pytest.mark.parametrize(
-    ("settings", "weight", "codec", "synchronous", "pushed"),
+    ("weight", "codec", "synchronous", "pushed"),
     [
-        ({}, 0.25, "sparse", False, 0.35),
-        ({"sparse_lr": 1.5}, 0.25, "sparse", False, 0.375),
-        ({"sparse_lr": 4.0}, 0.5, "sparse", False, 1.0),  # never more than the delta itself
-        ({"weight": "samples"}, 1.2, "sparse", False, 1.2),
-        ({}, 0.25, "sparse", True, 0.25),
-        ({}, 0.25, "int4", False, 0.25),  # its rate is that of the outer rule
+        (0.25, "sparse", False, 0.35),
+        (0.8, "sparse", False, 1.0),  # never more than the delta itself
+        (1.2, "sparse", False, 1.2),
+        (0.25, "sparse", True, 0.25),
+        (0.25, "int4", False, 0.25),  # its rate is that of the outer rule
     ],
 )
 def test_a_sparse_delta_weighs_more_for_it_arrives_later(
-    settings: dict[str, Any], weight: float, codec: CodecName, synchronous: bool, pushed: float
+    weight: float, codec: CodecName, synchronous: bool, pushed: float
 ) -> None:
-    """`exchange.sparse_lr` times its share, up to 1; not under bsp, and no other codec."""
-    found = pushed_weight(ExchangeSettings(**settings), weight, codec, synchronous=synchronous)
-    assert found == pytest.approx(pushed)
+    """1.4 times its share, up to 1; not under bsp, and no other codec."""
+    assert pushed_weight(weight, codec, synchronous=synchronous) == pytest.approx(pushed)

@@ -23,12 +23,11 @@ OwnBarrier = Callable[[Mapping[bytes, int], list[bytes]], Iterable[bytes]]
 class StepGate:
     """The completed steps of the live workers. `sample` 0: √P, from 1 to 10. `rng` draws the samples."""
 
-    def __init__(self, barrier: Barrier, sample: int, rng: random.Random, resample_s: float = 0.0) -> None:
+    def __init__(self, barrier: Barrier, sample: int, rng: random.Random) -> None:
         self.barrier = barrier
         self.steps: dict[bytes, int] = {}
         self._sample = sample
         self._rng = rng
-        self._resample_s = resample_s
         self._drawn: list[bytes | int] | None = None
         self._drawn_at = 0.0
         self._base = 0
@@ -78,7 +77,7 @@ class StepGate:
         lagging = [step - 1 for step in orphans]
         if self.barrier.complete:
             return [*self.steps.values(), *lagging]
-        if self._drawn is None or now - self._drawn_at >= resample_after(self._resample_s, step_seconds):
+        if self._drawn is None or now - self._drawn_at >= resample_after(step_seconds):
             population: list[bytes | int] = [*self.steps, *lagging]
             count = min(sample_size(self._sample, len(population)), len(population))
             self._drawn = self._rng.sample(population, count)
@@ -89,4 +88,4 @@ class StepGate:
 
     def resample_s(self, step_seconds: float) -> float:
         """Until when nothing new can pass without a completed step."""
-        return resample_after(self._resample_s, step_seconds)
+        return resample_after(step_seconds)

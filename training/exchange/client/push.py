@@ -43,6 +43,9 @@ LIGHT_TURNS = 2
 #: Values sent of each block of 4,096 by the last sparse delta of a run: nearly all of it, at 0.44 bytes per parameter.
 #: Promise 21: no later delta could carry what it leaves out.
 LAST_SPARSE_VALUES = 1024
+#: A step waits for acknowledgements until nothing has moved for this long; the rest stays in the outbox. A dead owner
+#: is replaced about then, and a longer wait would hold the trainer up.
+PUSH_DEADLINE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +193,7 @@ class PushClient:
         """Deliver what is encoded, until every shard has its answer, or nothing moves; returns the shards of which no
         byte was sent, and none will be. Where it does not wait, all of them stay in the outbox."""
         # Promise 3: no step waits for a silent owner longer than this.
-        wait = delivery.wait = StepWait(None if self.synchronous else self.settings.push_deadline_s)
+        wait = delivery.wait = StepWait(None if self.synchronous else PUSH_DEADLINE_S)
         self.outbox.add(delivery)
         done = asyncio.ensure_future(delivery.done.wait())
         try:

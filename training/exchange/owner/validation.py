@@ -35,7 +35,7 @@ from p2pnode.training.shards.state import ShardState
 WEIGHT_FACTOR = 2.0
 #: How far a weight by samples may be from the plain share: a quarter to four times the mean.
 SAMPLE_FACTOR = 4.0
-#: The largest `exchange.sparse_lr`, which the origin multiplies the weight of a sparse delta by.
+#: At least `SPARSE_LR`, which the origin multiplies the weight of a sparse delta by.
 SPARSE_FACTOR = 4.0
 #: Pending deltas of one node under bulk-synchronous rules; a node that follows the barrier has two at most.
 MAX_PENDING_PER_NODE = 16

@@ -100,7 +100,7 @@ def test_nodes_that_begin_together_make_their_first_step_together_though_one_com
         assert all(len(host.trainer.trained) == 20 for host in swarm.hosts.values() if host.trainer is not None)
 
     settings = {"training__max_steps": 20, "training__min_nodes": 2, "barrier__method": method, "exchange__shards": 4}
-    simulate(scenario, make_trainer=trainer, barrier__resample_s=1.0, **settings)
+    simulate(scenario, make_trainer=trainer, **settings)
 
 
 def test_other_nodes_on_this_machine_that_have_not_begun_are_counted() -> None:

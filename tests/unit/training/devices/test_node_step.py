@@ -130,7 +130,7 @@ def test_leader_steps_among_the_trainers_are_those_in_shared_memory(period: int)
 
     async def trained(groups: DeviceGroups | None) -> tuple[list[list[float]], list[float]]:
         devices = [StubDevice(0, rate=1.0), StubDevice(1, rate=3.0), StubDevice(2, rate=-2.0)]
-        host = host_of(devices, groups=groups, step="leader", c1=0.25, period=period, local_steps=4)
+        host = host_of(devices, groups=groups, step="leader", pull=0.25, period=period, local_steps=4)
         for device in devices:
             device.fellows, device.recent_loss = devices, float(device.index)
         await host.start()
@@ -171,7 +171,7 @@ def test_only_those_that_have_the_leader_s_values_are_pulled_to_them() -> None:
     async def pulls(leaders_of_nodes: int) -> list[list[float]]:
         devices = [StubDevice(0), StubDevice(1), StubDevice(2)]
         groups = DeviceGroups("gloo", "/group", 1.0)
-        host = host_of(devices, groups=groups, leaders=leaders_of_nodes, step="leader", p1=0.5, local_steps=2)
+        host = host_of(devices, groups=groups, leaders=leaders_of_nodes, step="leader", pull=0.5, local_steps=2)
         for device in devices:
             device.fellows, device.recent_loss = devices, 1.0
         await host.start()

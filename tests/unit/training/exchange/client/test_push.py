@@ -11,6 +11,7 @@ import pytest
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Response
 from p2pnode.training.encoding.frames import FrameReader, Part, read_array
+from p2pnode.training.exchange.client.push import PUSH_DEADLINE_S
 from p2pnode.training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode, encode
 from p2pnode.training.exchange.ownership_messages import TransferResult
 from p2pnode.training.settings import ExchangeSettings
@@ -85,14 +86,14 @@ def test_what_no_owner_can_be_sent_by_the_deadline_is_returned() -> None:
         swarm = ScriptedSwarm(ME, [OTHER])
         swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer([])
         swarm.answers["appeal"] = lambda *_: TransferResult([], [])
-        settings = ExchangeSettings(codec="float32", weight="sum", push_deadline_s=1.0)
+        settings = ExchangeSettings(codec="float32", weight="sum")
         context = context_of(swarm, store, settings=settings)
         client = pusher_of(context)
         began = context.environment.clock.monotonic()
 
         report = await client.push(3, 2, 1.0, np.ones(VALUES, np.float32))
 
-        assert context.environment.clock.monotonic() - began == pytest.approx(1.0, abs=0.1)
+        assert context.environment.clock.monotonic() - began == pytest.approx(PUSH_DEADLINE_S, abs=0.1)
         assert (report.acknowledged, report.outstanding, report.returned) == (0, 0, (0, 1, 2, 3))
         await asyncio.sleep(0)
         assert client.outbox.steps == []
@@ -129,7 +130,7 @@ def test_what_an_owner_puts_off_again_and_again_stays_in_the_outbox() -> None:
         for step in range(1, 6):
             began_s = clock.monotonic()
             report = await client.push(step, step - 1, 1.0, np.ones(VALUES, np.float32))
-            assert clock.monotonic() - began_s == pytest.approx(PLAIN.push_deadline_s, abs=0.1)
+            assert clock.monotonic() - began_s == pytest.approx(PUSH_DEADLINE_S, abs=0.1)
             returned.append(len(report.returned))
         assert returned == [0, 4, 4, 4, 4]
         assert client.outbox.shards == {0, 1, 2, 3}
@@ -233,7 +234,7 @@ def test_what_is_trained_while_no_owner_is_in_reach_is_returned(codec: Any, kind
         swarm.answers["push"] = lambda _to, payload: PushAnswer(
             [PushResult(shard, status) for shard in decode(payload, Push).shards]  # type: ignore[arg-type]
         )
-        settings = ExchangeSettings(codec=codec, weight=kind, push_deadline_s=0.5)
+        settings = ExchangeSettings(codec=codec, weight=kind)
         context = context_of(swarm, store, settings=settings)
         client, clock = pusher_of(context), context.environment.clock
 
