@@ -50,7 +50,7 @@ def test_files_one_after_the_other_give_all_records(
     with RecordFile(path) as file:
         assert list(file) == expected
         assert [record for number in range(len(index.chunks)) for record in file.chunk(number)] == expected
-    found = [read_chunk(path, place.offset, records=place.records) for place in index.chunks]
+    found = [read_chunk(path, place.offset, place.number, records=place.records) for place in index.chunks]
     assert [record for chunk in found for record in chunk.records()] == expected
     assert index.records == len(expected)
 

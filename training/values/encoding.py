@@ -1,8 +1,8 @@
 """Encodes keys and values for the wire: MessagePack through msgspec, NumPy arrays as an extension type. Pure.
 
-A value is anything that msgspec encodes without help, or a NumPy array or scalar of numbers, booleans or text of a
-fixed size, alone or inside lists and dicts. Decoding gives plain data back: tuples and sets as lists, structs and
-dataclasses as dicts, arrays as new writable arrays of the same dtype and shape.
+A value is anything that msgspec encodes without help, or a NumPy array or scalar of numbers, booleans, dates or
+text of a fixed size, alone or inside lists and dicts. Decoding gives plain data back: tuples and sets as lists, structs
+and dataclasses as dicts, arrays as new writable arrays of the same dtype and shape.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MAX_VALUE_BYTES = 1024 * 1024
 Key = str | bytes
 
 _ARRAY = 1
-#: Kinds of dtypes whose bytes are the values: booleans, numbers, and text of a fixed size.
-_PLAIN_KINDS = "biufcSU"
+#: Kinds of dtypes whose bytes are the values: booleans, numbers, dates, and text of a fixed size.
+_PLAIN_KINDS = "biufcmMSU"
 _TEXT, _RAW = b"s", b"b"
 #: What to do about a value of another type.
 ENCODABLE = "A value is a number, text, bytes, a NumPy array, or a list or dict of such: convert it before it is set."
@@ -75,7 +75,7 @@ def decode_key(encoded: bytes) -> Key:
 def encode_value(key: Key, value: object, limit_bytes: int = MAX_VALUE_BYTES) -> bytes:
     """A value as bytes, at most `limit_bytes`. Raises `ValueNotEncodable`, which names the key."""
     try:
-        encoded = msgspec.msgpack.encode(value, enc_hook=_extension)
+        encoded = msgspec.msgpack.encode(value, enc_hook=extension_of)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         what = str(error) or type(error).__name__
         raise ValueNotEncodable(key, f"{what.removesuffix('.')}. {ENCODABLE}") from error
@@ -93,8 +93,8 @@ def decode_value(encoded: bytes | memoryview) -> Any:
         raise BadValue(f"no encoded value: {error}") from error
 
 
-def _extension(value: object) -> object:
-    """For `msgspec`: arrays and NumPy scalars as an extension."""
+def extension_of(value: object) -> object:
+    """For `msgspec`: an array or a NumPy scalar as an extension. Raises `TypeError` for anything else."""
     if not isinstance(value, np.ndarray | np.generic):
         raise TypeError(f"objects of type {type(value).__name__} are not supported")
     array = np.asarray(value)
@@ -105,16 +105,20 @@ def _extension(value: object) -> object:
     return msgspec.msgpack.Ext(_ARRAY, len(head).to_bytes(2, "big") + head + little.tobytes())
 
 
-def _from_extension(code: int, data: memoryview) -> object:
+def array_of(code: int, data: memoryview) -> np.ndarray[Any, Any]:
+    """The array of `extension_of`, writable. Raises `ValueError` or `msgspec.DecodeError` for anything else."""
     if code != _ARRAY or len(data) < 2:
         raise ValueError(f"an unknown extension {code}")
     stop = 2 + int.from_bytes(data[:2], "big")
     name, shape = msgspec.msgpack.decode(data[2:stop], type=tuple[str, tuple[int, ...]])
-    dtype = np.dtype(name)
+    try:
+        dtype = np.dtype(name)
+    except (TypeError, SyntaxError) as error:  # NumPy parses some names as Python
+        raise ValueError(f"no dtype {name}") from error
     if dtype.kind not in _PLAIN_KINDS or dtype.itemsize == 0:
         raise ValueError(f"an array of dtype {name}")
     # Copied: the message's memory is freed, and the array is the caller's own, writable.
     return np.frombuffer(data, dtype, offset=stop).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-_DECODER = msgspec.msgpack.Decoder(ext_hook=_from_extension)
+_DECODER = msgspec.msgpack.Decoder(ext_hook=array_of)

@@ -1,8 +1,7 @@
 """RecordIO files (layout A): chunks of records, each chunk compressed and checked by itself.
 
-`layout`, `compression` and `chunk` are the bytes of a chunk, without I/O, and what can be wrong with it; `index` finds
-the chunks of a file by their headers; `reader` reads them; `writer` makes them; `files` has new files; `examples` turns
-arrays into records and back. Scripts may use what is exported here:
+`chunk` has the bytes of a chunk, without I/O, and what can be wrong with it; `reader` finds and reads the chunks of a
+file; `writer` makes files; `examples` turns arrays into records and back. Scripts may use what is exported here:
 
     from p2pnode.training.dispatch.recordio import RecordFile
     with RecordFile("train.recordio") as records:
@@ -11,19 +10,22 @@ arrays into records and back. Scripts may use what is exported here:
 Source of the format: PaddlePaddle/recordio (Go), which ElasticDL's current reader uses as well.
 """
 
-from p2pnode.training.dispatch.recordio.chunk import Chunk
+from p2pnode.training.dispatch.recordio.chunk import Chunk, Compressor
 from p2pnode.training.dispatch.recordio.examples import BadExample, decode_example, encode_example, stack_examples
-from p2pnode.training.dispatch.recordio.files import create_records
-from p2pnode.training.dispatch.recordio.index import ChunkPlace, FileIndex, TornPolicy, read_index
-from p2pnode.training.dispatch.recordio.layout import (
+from p2pnode.training.dispatch.recordio.reader import (
+    MAX_CHUNK_BYTES,
+    ChunkPlace,
     ChunkTooLarge,
-    Compressor,
     CorruptChunk,
+    FileIndex,
+    RecordFile,
     RecordFileError,
     TornChunk,
+    TornPolicy,
+    read_chunk,
+    read_index,
 )
-from p2pnode.training.dispatch.recordio.reader import MAX_CHUNK_BYTES, RecordFile, read_chunk
-from p2pnode.training.dispatch.recordio.writer import CHUNK_BYTES, RecordWriter
+from p2pnode.training.dispatch.recordio.writer import CHUNK_BYTES, RecordWriter, create_records
 
 __all__ = [
     "CHUNK_BYTES",

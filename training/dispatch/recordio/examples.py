@@ -3,15 +3,12 @@
 `decode_example` returns what either kind holds; `encode_example` makes the second, a MessagePack map. The first byte
 tells them apart: JSON text begins below 0x80, a map does not. Text lines are neither: `record.decode()` is their line.
 
-An array is MessagePack's extension type 1: the length of its NumPy type and the number of its dimensions (a byte each),
-the type in ASCII, little-endian ("<f4"), the dimensions (u32, little-endian), then the values in C order. Records come
-from files of strangers: everything is checked, and nothing is unpickled.
+An array is packed as in `training.values.encoding`. Records come from files of strangers: everything is checked, and
+nothing is unpickled.
 """
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,12 +16,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-_ARRAY = 1
-#: Booleans, integers, floats, complex numbers, durations and dates: types of one size whose bytes are their values.
-_KINDS = "biufcmM"
-_MAX_TYPE_LENGTH = 16
-#: The most that NumPy has had in every version.
-_MAX_DIMENSIONS = 32
+from p2pnode.training.values.encoding import array_of, extension_of
+
 _FIRST_OF_MAP = 0x80
 
 
@@ -36,7 +29,7 @@ def encode_example(example: Mapping[str, Any]) -> bytes:
     """A record of named values: arrays, numbers, text, bytes, booleans, None, and lists and maps of them.
 
     NumPy scalars are kept with their type, as arrays without dimensions. Raises `BadExample` for other types, for
-    arrays of objects or text, and for integers of more than 64 bits.
+    arrays of objects, and for integers of more than 64 bits.
     """
     try:
         return _ENCODER.encode(dict(example))
@@ -83,38 +76,10 @@ def stack_examples(records: Sequence[bytes]) -> dict[str, npt.NDArray[Any]]:
     return batch
 
 
-def _pack(value: Any) -> Any:
-    if not isinstance(value, np.ndarray | np.generic):
-        raise TypeError(f"values of type {type(value).__name__} are not supported")
-    array = np.asarray(value)
-    if array.dtype.kind not in _KINDS:
-        raise TypeError(f"arrays of type {array.dtype} are not supported: only those of numbers, booleans and dates")
-    kind = array.dtype.newbyteorder("<").str.encode()
-    head = struct.pack(f"<BB{len(kind)}s{array.ndim}I", len(kind), array.ndim, kind, *array.shape)
-    values = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return msgspec.msgpack.Ext(_ARRAY, head + values.tobytes())
-
-
 def _unpack(code: int, data: memoryview) -> Any:
-    if code != _ARRAY:
-        raise ValueError(f"its extension type {code} is unknown")
-    length, dimensions = (data[0], data[1]) if len(data) >= 2 else (0, 0)
-    start = 2 + length + 4 * dimensions
-    if not 0 < length <= _MAX_TYPE_LENGTH or dimensions > _MAX_DIMENSIONS or start > len(data):
-        raise ValueError("an array in it has no valid head")
-    try:
-        dtype = np.dtype(bytes(data[2 : 2 + length]).decode("ascii"))
-    except (TypeError, ValueError, SyntaxError) as error:
-        raise ValueError(f"an array in it has no valid type: {error}") from None
-    if dtype.kind not in _KINDS:
-        raise ValueError(f"an array in it is of type {dtype}, which is not allowed")
-    shape = struct.unpack_from(f"<{dimensions}I", data, 2 + length)
-    # Python's integers: the product of the dimensions of a damaged record does not wrap around.
-    if math.prod(shape) * dtype.itemsize != len(data) - start:
-        raise ValueError(f"an array in it has {len(data) - start} bytes, and its head says {dtype} of shape {shape}")
-    array = np.frombuffer(data, dtype, offset=start).reshape(shape).copy()
-    return array if dimensions else array[()]
+    array = array_of(code, data)
+    return array if array.ndim else array[()]
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_pack)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=extension_of)
 _DECODER = msgspec.msgpack.Decoder(ext_hook=_unpack)

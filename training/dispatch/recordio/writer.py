@@ -1,17 +1,27 @@
-"""Collects records into chunks and writes each chunk as soon as it is full. Pure.
+"""Collects records into chunks and writes each chunk as soon as it is full.
 
 A chunk is cut where the Go implementation cuts it, so that without a compressor both write the same bytes. Memory is
-bounded by one chunk. `files` has the files that this writes to.
+bounded by one chunk. A new file appears whole or not at all: a draft beside the place gets its name when it is synced.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
-from p2pnode.training.dispatch.recordio.compression import compress
-from p2pnode.training.dispatch.recordio.layout import LENGTH, LENGTH_BYTES, MAX_U32, ChunkHeader, Compressor
+from p2pnode.training.dispatch.recordio.chunk import (
+    LENGTH,
+    LENGTH_BYTES,
+    MAX_U32,
+    ChunkHeader,
+    Compressor,
+    compress,
+)
 
 #: Where the Go implementation cuts chunks, by the bytes of their records.
 CHUNK_BYTES = 32 * 2**20
@@ -23,11 +33,14 @@ MAX_CHUNK_SETTING_BYTES = 2**27
 _MOST_WITH_LENGTHS = 8
 _MOST_PAYLOAD_BYTES = 2**28
 
+#: Of a new file: everybody may read it.
+_MODE = 0o644
+
 _packed_length = LENGTH.pack
 
 
 class Sink(Protocol):
-    """Where chunks go: `overlay.environment.NewFile`, or a file opened in binary mode that writes whole pieces."""
+    """Where chunks go: `overlay.environment.NewFile`, or a file opened in binary mode."""
 
     def write(self, data: bytes, /) -> Any: ...
 
@@ -102,3 +115,49 @@ class RecordWriter:
         self._sink.write(payload)
         self.chunks += 1
         self.written_bytes += len(header) + len(payload)
+
+
+@contextlib.contextmanager
+def create_records(
+    path: str | os.PathLike[str],
+    *,
+    compressor: Compressor = Compressor.SNAPPY,
+    chunk_bytes: int = CHUNK_BYTES,
+    records_per_chunk: int | None = None,
+    overwrite: bool = False,
+) -> Iterator[RecordWriter]:
+    """A writer of a new file, which appears whole and synced when the block ends, and not at all if it raises.
+
+    Raises `FileExistsError` unless `overwrite`, `ValueError` for limits of chunks that cannot be, and `OSError` if it
+    cannot be written.
+    """
+    target = Path(path)
+    if target.exists() and not overwrite:
+        raise FileExistsError(f"{target} exists already")
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    draft = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            writer = RecordWriter(
+                file, compressor=compressor, chunk_bytes=chunk_bytes, records_per_chunk=records_per_chunk
+            )
+            yield writer
+            writer.flush()
+            file.flush()
+            os.fsync(file.fileno())
+        draft.chmod(_MODE)
+        draft.replace(target)
+        _sync_folder(target.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable, where the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -9,9 +9,18 @@ import zlib
 import pytest
 
 from p2pnode.training import kernels
-from p2pnode.training.dispatch.recordio.chunk import Chunk, decode, record_ends
-from p2pnode.training.dispatch.recordio.compression import OutputTooLarge, compress
-from p2pnode.training.dispatch.recordio.layout import HEADER_BYTES, Compressor, MalformedChunk, parse_header
+from p2pnode.training.dispatch.recordio.chunk import (
+    HEADER_BYTES,
+    SNAPPY_IDENTIFIER,
+    Chunk,
+    Compressor,
+    MalformedChunk,
+    OutputTooLarge,
+    compress,
+    decode,
+    parse_header,
+    record_ends,
+)
 from tests.harness.builders.recordio import encode
 
 RECORDS = [b"Hello", b"World,", b"RecordIO!"]
@@ -76,6 +85,11 @@ def header(payload: bytes, compressor: int, records: int) -> bytes:
     return struct.pack("<5I", 0x01020304, zlib.crc32(payload), compressor, len(payload), records)
 
 
+def frame(kind: int, body: bytes) -> bytes:
+    """A snappy stream of one frame."""
+    return SNAPPY_IDENTIFIER + bytes([kind]) + len(body).to_bytes(3, "little") + body
+
+
 @pytest.mark.parametrize(
     ("payload", "compressor", "records", "problem"),
     [
@@ -83,6 +97,10 @@ def header(payload: bytes, compressor: int, records: int) -> bytes:
         (PAYLOAD, 0, 4, "the header says 4 records, and the payload has room for 3"),
         (PAYLOAD[:-1], 0, 3, "record 2 of the chunk ends 1 bytes after the payload"),
         (PAYLOAD, 0, 9, "9 records in 32 bytes, which cannot hold them"),
+        (b"x", 1, 6, "announces 6 records in 1 bytes"),
+        (b"x", 2, 259, "announces 259 records in 1 bytes"),
+        (b"xx", 1, 11, "not a snappy stream"),
+        (b"x", 2, 258, "ends inside its gzip"),
         (PAYLOAD, 0, 0, "announces no record"),
         (PAYLOAD, 3, 3, "compressor 3 is unknown"),
         (PAYLOAD, 1, 3, "not a snappy stream"),
@@ -90,12 +108,19 @@ def header(payload: bytes, compressor: int, records: int) -> bytes:
         (compress(PAYLOAD, Compressor.SNAPPY)[:-1], 1, 3, "ends inside a snappy frame"),
         (compress(PAYLOAD, Compressor.SNAPPY) + b"\x02\x00\x00\x00", 1, 3, "type 0x02, which nobody may skip"),
         (compress(PAYLOAD, Compressor.SNAPPY) + b"\x00\x00", 1, 3, "inside the head of a snappy frame"),
+        (frame(0xFF, b"sNaPpX"), 1, 1, "of another format"),
+        (frame(0x01, b"abc"), 1, 1, "announces -1 bytes"),
+        (frame(0x01, bytes(4 + 65_537)), 1, 1, "announces 65537 bytes, and the format allows 65536"),
+        (frame(0x00, bytes(4)), 1, 1, "has no length"),
+        (frame(0x00, bytes(4) + b"\x80\x80\x80\x80\x80\x01"), 1, 1, "has no length"),
+        (frame(0x00, bytes(4) + b"\xff\xff\xff\xff\x0f"), 1, 1, "announces 4294967295 bytes"),
+        (frame(0x00, bytes(4) + b"\x80\x80\x04"), 1, 1, "not what its snappy frames announce"),
         (compress(PAYLOAD, Compressor.GZIP)[:-1], 2, 3, "ends inside its gzip stream"),
         (compress(PAYLOAD, Compressor.GZIP) + b"xx", 2, 3, "not gzip"),
     ],
 )
 def test_what_contradicts_itself_is_refused(payload: bytes, compressor: int, records: int, problem: str) -> None:
-    """A chunk whose payload passes its checksum and contradicts the header is an error that says how."""
+    """A chunk whose payload passes its checksum and contradicts the header, or itself, is an error that says how."""
     with pytest.raises(MalformedChunk, match=problem):
         decoded(header(payload, compressor, records) + payload)
 
@@ -129,6 +154,14 @@ def test_more_than_the_limit_is_not_decompressed(compressor: Compressor) -> None
         decoded(data, 100_003)
 
 
+def test_frames_that_announce_too_much_are_not_looked_into() -> None:
+    """A hundred frames of 12 bytes announce 6.5 MB: the limit counts before the damage that is in them."""
+    payload = SNAPPY_IDENTIFIER + frame(0x00, bytes(4) + b"\x80\x80\x04")[len(SNAPPY_IDENTIFIER) :] * 100
+
+    with pytest.raises(OutputTooLarge):
+        decoded(header(payload, 1, 1) + payload)
+
+
 def test_snappy_frames_that_nobody_needs_are_skipped() -> None:
     """Padding, skippable frames and repeated identifiers inside a snappy stream change nothing."""
     stream = compress(PAYLOAD, Compressor.SNAPPY)
@@ -138,10 +171,17 @@ def test_snappy_frames_that_nobody_needs_are_skipped() -> None:
 
 
 def test_several_gzip_members_are_one_stream() -> None:
-    """A payload of two gzip members is their contents one after the other."""
+    """A payload of two gzip members is their contents one after the other, and has one limit."""
     payload = gzip.compress(PAYLOAD[:7], mtime=0) + gzip.compress(PAYLOAD[7:], mtime=0)
 
     assert decoded(header(payload, 2, 3) + payload).records() == RECORDS
+    with pytest.raises(OutputTooLarge):
+        decoded(header(payload, 2, 3) + payload, len(PAYLOAD) - 1)
+
+
+def test_the_same_records_are_the_same_file() -> None:
+    """Gzip has no time in it."""
+    assert compress(PAYLOAD, Compressor.GZIP)[4:8] == bytes(4)
 
 
 def test_records_of_one_length_are_a_matrix() -> None:

@@ -21,6 +21,7 @@ from p2pnode.training.dispatch.recordio import (
     read_chunk,
     read_index,
 )
+from p2pnode.training.dispatch.recordio.chunk import MAGIC_BYTES
 from tests.harness.builders.recordio import encode
 
 FIRST = [b"Hello", b"", b"World,"]
@@ -72,7 +73,7 @@ def test_a_file_cut_anywhere_is_its_whole_chunks_and_a_report(data: bytes, tmp_p
         assert records == whole
         assert reported is not None
         assert (reported.offset, reported.chunk) == ((boundary, 1) if size > boundary else (0, 0))
-        assert read_index(path, torn="skip").whole_bytes == reported.offset
+        assert sum(place.records for place in read_index(path, torn="skip").chunks) == len(whole)
 
 
 def _write(path: Path, data: bytes) -> Path:
@@ -99,7 +100,26 @@ def test_any_chunk_is_read_by_itself(data: bytes, tmp_path: Path) -> None:
         with pytest.raises(IndexError, match="there is no chunk 2"):
             file.chunk(2)
     path.write_bytes(b"\xff" * place.offset + data[place.offset :])
-    assert read_chunk(path, place.offset, records=2, number=1).records() == SECOND
+    assert read_chunk(path, place.offset, 1, records=2).records() == SECOND
+
+
+def test_an_index_reads_no_payload(tmp_path: Path) -> None:
+    """The index of a file with damaged payloads is whole: only headers are read."""
+    data = bytearray(encode(FIRST, Compressor.NONE) + encode(SECOND, Compressor.GZIP))
+    data[25] ^= 0xFF
+    index = read_index(_write(tmp_path / "file", bytes(data)))
+
+    assert [(chunk.number, chunk.offset, chunk.records) for chunk in index.chunks] == [(0, 0, 3), (1, 43, 2)]
+    assert (index.records, index.file_bytes, index.torn) == (5, len(data), None)
+
+
+@pytest.mark.parametrize("records", [SECOND, [MAGIC_BYTES, b"x" + MAGIC_BYTES * 3, MAGIC_BYTES[:2]]])
+def test_a_damaged_size_of_the_last_chunk_is_not_torn(records: list[bytes], tmp_path: Path) -> None:
+    """The whole payload is there though the header says more, also where it has bytes like the begin of a chunk."""
+    damaged = bytearray(encode(records, Compressor.NONE))
+    damaged[14] ^= 1
+    with pytest.raises(CorruptChunk, match="the size is damaged"):
+        read_index(_write(tmp_path / "file", bytes(damaged)), torn="skip")
 
 
 def test_a_file_changed_after_its_index_is_refused(data: bytes, tmp_path: Path) -> None:
@@ -107,12 +127,12 @@ def test_a_file_changed_after_its_index_is_refused(data: bytes, tmp_path: Path) 
     path = _write(tmp_path / "file", data)
 
     with pytest.raises(CorruptChunk, match="has 3 records, not 2: was the file changed") as raised:
-        read_chunk(path, 0, records=2, number=7)
+        read_chunk(path, 0, 7, records=2)
     assert (raised.value.chunk, raised.value.offset, raised.value.path) == (7, 0, str(path))
     with pytest.raises(CorruptChunk, match="was it changed"):
-        read_chunk(path, len(data))
+        read_chunk(path, len(data), 2)
     with pytest.raises(CorruptChunk, match="no chunk begins here"):
-        read_chunk(path, 3)
+        read_chunk(path, 3, 1)
 
 
 @pytest.mark.parametrize("tail", [b"garbage", b"x", b"\x04\x03\x02\x02", b"\x00" * 40])
@@ -136,13 +156,25 @@ def test_a_chunk_over_the_limit_is_not_read(tmp_path: Path) -> None:
             file.chunk(0)
 
 
-def test_an_error_survives_another_process() -> None:
+@pytest.mark.parametrize(
+    ("chunk", "offset", "where"),
+    [(None, None, ""), (0, None, "chunk 0: "), (None, 0, "offset 0: "), (3, 99, "chunk 3, offset 99: ")],
+)
+def test_an_error_says_what_is_known_and_survives_another_process(
+    chunk: int | None, offset: int | None, where: str
+) -> None:
     """Errors of record files are pickled whole, as data loaders do with them."""
-    error = TornChunk("a.recordio", "cut", chunk=3, offset=99)
+    error = TornChunk("a.recordio", "cut", chunk=chunk, offset=offset)
     copy = pickle.loads(pickle.dumps(error))
 
-    assert (type(copy), str(copy), copy.chunk, copy.offset) == (TornChunk, str(error), 3, 99)
-    assert str(error) == "a.recordio: chunk 3, offset 99: cut"
+    assert str(error) == str(copy) == f"a.recordio: {where}cut"
+    assert (type(copy), copy.path, copy.problem, copy.chunk, copy.offset) == (
+        TornChunk,
+        "a.recordio",
+        "cut",
+        chunk,
+        offset,
+    )
 
 
 def test_an_empty_file_has_no_chunk(tmp_path: Path) -> None:

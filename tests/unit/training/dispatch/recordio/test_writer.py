@@ -1,14 +1,19 @@
-"""Where chunks are cut, and which limits can be."""
+"""Where chunks are cut, which limits can be, and new files that appear whole or not at all."""
 
 from __future__ import annotations
 
 import io
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from p2pnode.training.dispatch.recordio import Compressor, RecordWriter, read_index
-from p2pnode.training.dispatch.recordio.index import walk
+from p2pnode.training.dispatch.recordio import Compressor, RecordFile, RecordWriter, create_records, read_index
+from p2pnode.training.dispatch.recordio.reader import walk
+from tests.harness.builders.recordio import encode
+
+OLD = encode([b"old", b""], Compressor.NONE)
 
 
 def cut(records: list[bytes], **limits: int) -> list[int]:
@@ -69,3 +74,77 @@ def test_the_default_is_that_of_the_reference(tmp_path: Path) -> None:
 
     assert [chunk.records for chunk in chunks] == [32, 1]
     assert {chunk.header.compressor for chunk in chunks} == {Compressor.SNAPPY}
+
+
+def read(path: Path) -> list[bytes]:
+    """All records of a whole file."""
+    with RecordFile(path) as file:
+        return list(file)
+
+
+def broken(*records: bytes) -> Iterator[bytes]:
+    """These records, and then an error."""
+    yield from records
+    raise RuntimeError("broken")
+
+
+def names(folder: Path) -> list[str]:
+    """Everything in a folder, hidden files too."""
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_a_new_file_appears_when_it_is_whole(tmp_path: Path) -> None:
+    """Until the block ends there is no file of that name, and then it has every record."""
+    path = tmp_path / "a.recordio"
+    with create_records(path, records_per_chunk=1) as writer:
+        writer.write_all([b"one", b"", b"two"])
+        assert not path.exists()
+
+    assert read(path) == [b"one", b"", b"two"]
+    assert names(tmp_path) == ["a.recordio"]
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+    """A block that raises leaves neither a file nor a draft, and a file that was there as it was."""
+    path = tmp_path / "a.recordio"
+    for old in (None, OLD):
+        if old is not None:
+            path.write_bytes(old)
+        with (
+            pytest.raises(RuntimeError, match="broken"),
+            create_records(path, overwrite=True, records_per_chunk=1) as writer,
+        ):
+            writer.write_all(broken(b"one", b"two"))
+        assert names(tmp_path) == ([] if old is None else ["a.recordio"])
+    assert path.read_bytes() == OLD
+
+
+def test_a_file_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    """A file that exists is an error, unless overwrite is true."""
+    path = tmp_path / "a.recordio"
+    path.write_bytes(OLD)
+
+    with pytest.raises(FileExistsError, match=r"a\.recordio exists already"), create_records(path):
+        pass
+    assert path.read_bytes() == OLD
+    with create_records(path, overwrite=True) as writer:
+        writer.write(b"new")
+    assert read(path) == [b"new"]
+
+
+@pytest.mark.parametrize("room", [10, 60])
+def test_a_full_disk_leaves_no_half_file(room: int, tmp_path: Path) -> None:
+    """Where the system takes no more bytes, in the first chunk or in the second, nothing of a new file is left."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with (
+            pytest.raises(OSError, match="File too large"),
+            create_records(tmp_path / "new", compressor=Compressor.NONE, records_per_chunk=1) as writer,
+        ):
+            writer.write_all([b"first record", b"second record"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert names(tmp_path) == []
