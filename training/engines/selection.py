@@ -13,7 +13,7 @@ from p2pnode.training.trainer_link.messages import ALONE_FILE, SOCKET_VARIABLE
 
 if TYPE_CHECKING:
     from p2pnode.training.engines.mapreduce.engine import MapReduce
-    from p2pnode.training.engines.peer.engine import PeerToPeer
+    from p2pnode.training.engines.peer import PeerToPeer
     from p2pnode.training.engines.server.engine import ParameterServer
 
 #: The engines of this version.
@@ -66,7 +66,7 @@ def engine(kind: str, **options: Any) -> MapReduce | PeerToPeer | ParameterServe
     if kind in _OPTIONS:
         _check_options(kind, options)
     if kind == "p2p":
-        from p2pnode.training.engines.peer.engine import PeerToPeer
+        from p2pnode.training.engines.peer import PeerToPeer
 
         return PeerToPeer.open(**options)
     if kind == "server":

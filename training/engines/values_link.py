@@ -1,7 +1,6 @@
 """The values of a run, as a script uses them: encodes keys and values, and asks the daemon (`training.engines.link`).
 
-`LinkedValues` is synchronous; `LinkedStore` gives the engines' loops the same as a `ValueStore`, whose methods never
-suspend. `Script` is what a program's context uses.
+`LinkedValues` is the store of the engines' loops; its methods never suspend. `Script` is what a program's context uses.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from p2pnode.training.engines.link import EngineLink
-from p2pnode.training.engines.program import Surroundings, VerbFailed, summary
+from p2pnode.training.engines.program import Context, Surroundings, VerbFailed, summary
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.trainer_link.engine_messages import (
     MESSAGE_VALUES_BYTES,
@@ -40,12 +39,16 @@ _LOG = logging.getLogger("p2pnode.engine")
 
 
 class LinkedValues:
-    """Named values. All methods raise `InvalidKey`, `StoreUnavailable` and `NoNode`."""
+    """Named values. All methods raise `InvalidKey`, `NoNode`, and `StoreUnavailable` when no owner answers in time."""
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
 
-    def get_many(self, keys: Sequence[Key]) -> dict[Key, Stamped]:
+    async def get(self, key: Key) -> Stamped | None:
+        """The value of a key and its timestamp; None for a key that was never set."""
+        return (await self.get_many([key])).get(key)
+
+    async def get_many(self, keys: Sequence[Key]) -> dict[Key, Stamped]:
         """The values of those keys that have one."""
         wanted = [encode_key(key) for key in keys]
         found: list[Encoded | None] = []
@@ -55,45 +58,23 @@ class LinkedValues:
             found += reply.values
         return {key: stamped(one) for key, one in zip(keys, found, strict=True) if one is not None}
 
-    def set(self, key: Key, value: object, timestamp: int) -> None:
-        """Replace a value. Raises `ValueNotEncodable`."""
+    async def set(self, key: Key, value: object, timestamp: int = 0) -> None:
+        """Replace a value; returns when its owner and backup have it. Raises `ValueNotEncodable`."""
         self._link.ask(SetValue(encode_key(key), encode_value(key, value), timestamp))
 
-    def update(self, updates: Sequence[ValueUpdate]) -> None:
-        """Apply updates, each once. Raises `ValueNotEncodable` before any is sent, `UpdateFailed` for one that a `pull`
-        has refused."""
+    async def update(self, updates: Sequence[ValueUpdate]) -> None:
+        """Apply updates, each exactly once; returns when all are stored and replicated. Raises `ValueNotEncodable`
+        before any is sent, and `UpdateFailed` for the first that was refused when all have their answers."""
         encoded = [
             (encode_key(one.key), encode_value(one.key, one.value), one.timestamp, one.reducer) for one in updates
         ]
         self._link.ask_all([ApplyUpdates(part) for part in in_parts(encoded)])
 
-    def keys(self) -> list[Key]:
+    async def keys(self) -> list[Key]:
         """All keys, sorted by their encoding: text first."""
         replies = self._link.ask_in_parts(AskKeys())
         found = [key for reply in replies if isinstance(reply, KeysFound) for key in reply.keys]
         return [decode_key(key) for key in sorted(found, key=lambda key: (key[:1] == b"b", key))]
-
-
-class LinkedStore:
-    """The `ValueStore` of a script; no method suspends."""
-
-    def __init__(self, values: LinkedValues) -> None:
-        self._values = values
-
-    async def get(self, key: Key) -> Stamped | None:
-        return self._values.get_many([key]).get(key)
-
-    async def get_many(self, keys: Sequence[Key]) -> dict[Key, Stamped]:
-        return self._values.get_many(keys)
-
-    async def set(self, key: Key, value: object, timestamp: int = 0) -> None:
-        self._values.set(key, value, timestamp)
-
-    async def update(self, updates: Sequence[ValueUpdate]) -> None:
-        self._values.update(updates)
-
-    async def keys(self) -> list[Key]:
-        return self._values.keys()
 
 
 class Script:
@@ -109,13 +90,13 @@ class Script:
         return time.monotonic()
 
     def get(self, key: Key) -> Stamped | None:
-        return self._values.get_many([key]).get(key)
+        return immediate(self._values.get(key))
 
     def set(self, key: Key, value: object, timestamp: int) -> None:
-        self._values.set(key, value, timestamp)
+        immediate(self._values.set(key, value, timestamp))
 
     def keys(self) -> list[Key]:
-        return self._values.keys()
+        return immediate(self._values.keys())
 
     def peers(self, count: int | None) -> dict[str, int]:
         return {node.hex(): step for node, step in self._asked(count or 0).steps.items()}
@@ -127,6 +108,38 @@ class Script:
         reply = self._link.ask(ListPeers(sample))
         assert isinstance(reply, PeerSteps)
         return reply
+
+
+class ScriptEngine:
+    """What the engines of named values have in common. Close one, or use it in a `with` block."""
+
+    def __init__(self, link: EngineLink, ready: EngineReady) -> None:
+        self._link = link
+        self._values = LinkedValues(link)
+        self._script = Script(link, self._values, ready)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the node; it hands its values over when the script ends."""
+        self._link.close()
+
+    def get(self, key: Key, default: object = ...) -> Stamped:
+        """A value and its timestamp; `default` with timestamp 0 where there is none. Raises `NoSuchValue`."""
+        return Context(self._script, 0).get(key, default)
+
+    def keys(self) -> list[Key]:
+        """All keys of the run."""
+        return self._script.keys()
+
+    @property
+    def node_id(self) -> str:
+        """This node's id, in hexadecimal."""
+        return self._script.node_id
 
 
 class Pulling:

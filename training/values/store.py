@@ -6,7 +6,7 @@ Keys live at the owners of the exchange's shards; a daemon passes them on encode
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.values.encoding import Key
@@ -37,11 +37,6 @@ class NewValue(NamedTuple):
     timestamp: int
 
 
-#: The user's `pull`: the updates of a batch, in order, and the present values of their keys. Gives new values; a key
-#: that it leaves out keeps its value. Raises `PullFailed`, or `ScriptGone`.
-Pull = Callable[[Sequence[ValueUpdate], Mapping[Key, Stamped]], Awaitable[Sequence[NewValue]]]
-
-
 class EncodedUpdate(NamedTuple):
     """A `ValueUpdate` as a daemon passes it on: key and value are encoded (`training.values.encoding`)."""
 
@@ -54,7 +49,8 @@ class EncodedUpdate(NamedTuple):
 #: An encoded value and its timestamp; and an encoded key with both.
 EncodedValue = tuple[bytes, int]
 EncodedResult = tuple[bytes, bytes, int]
-#: `Pull` of a daemon, which decodes nothing: keys and values are encoded, that of `PullFailed` too.
+#: The user's `pull`, for a daemon, which decodes nothing: the updates of a batch, in order, and the present values of
+#: their keys. Gives new values; a key that it leaves out keeps its value. Raises `PullFailed`, or `ScriptGone`.
 EncodedPull = Callable[[Sequence[EncodedUpdate], Mapping[bytes, EncodedValue]], Awaitable[Sequence[EncodedResult]]]
 
 
@@ -84,28 +80,3 @@ class UpdateFailed(TrainingError):
 
 class StoreUnavailable(TrainingError):
     """No living node answered for a key in time. What an update did is unknown; it is not tried again."""
-
-
-class ValueStore(Protocol):
-    """Named values. All raise `InvalidKey`, and `StoreUnavailable` when no owner answers in time."""
-
-    async def get(self, key: Key) -> Stamped | None:
-        """The value of a key and its timestamp; None for a key that was never set."""
-        ...
-
-    async def get_many(self, keys: Sequence[Key]) -> dict[Key, Stamped]:
-        """The values of those keys that have one."""
-        ...
-
-    async def set(self, key: Key, value: object, timestamp: int = 0) -> None:
-        """Replace a value; returns when its owner and backup have it. Raises `ValueNotEncodable`."""
-        ...
-
-    async def update(self, updates: Sequence[ValueUpdate]) -> None:
-        """Apply updates, each exactly once; returns when all are stored and replicated. Raises `ValueNotEncodable`
-        before any is sent, and `UpdateFailed` for the first that was refused when all have their answers."""
-        ...
-
-    async def keys(self) -> list[Key]:
-        """All keys, sorted by their encoding: text first."""
-        ...

@@ -118,9 +118,10 @@ class LoneServer:
         self._send = send
         self._numbers = itertools.count(1)
         self._open: dict[int, asyncio.Future[bytes]] = {}
+        self.servers = [NODE_ID]
 
     def members(self, nodes: Sequence[bytes]) -> MembersFound:
-        return MembersFound([NODE_ID], [])
+        return MembersFound(self.servers, [])
 
     async def call(self, worker: bytes, payload: bytes) -> bytes:
         number = next(self._numbers)

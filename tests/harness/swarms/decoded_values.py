@@ -1,4 +1,4 @@
-"""The named values of a swarm with keys and values as Python has them (`training.values.store.ValueStore`).
+"""The named values of a swarm with keys and values as Python has them.
 
 A script's process encodes and decodes them (`training.engines.values_link`); its daemon does neither.
 """
@@ -13,7 +13,7 @@ from p2pnode.training.values.store import EncodedUpdate, Stamped, ValueUpdate
 
 
 class DecodedValues:
-    """A `ValueStore`; `encoded` is the store of the node."""
+    """`encoded` is the store of the node."""
 
     def __init__(self, encoded: SwarmValues) -> None:
         self.encoded = encoded

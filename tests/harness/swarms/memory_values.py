@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from p2pnode.training.values.encoding import MAX_VALUE_BYTES, Key, decode_key, decode_value, encode_key, encode_value
 from p2pnode.training.values.reducers import BUILT_IN, reduced
-from p2pnode.training.values.store import Pull, PullFailed, ScriptGone, Stamped, UpdateFailed, ValueUpdate
+from p2pnode.training.values.store import NewValue, PullFailed, ScriptGone, Stamped, UpdateFailed, ValueUpdate
+
+#: The user's `pull`. Raises `PullFailed`, or `ScriptGone`.
+Pull = Callable[[Sequence[ValueUpdate], Mapping[Key, Stamped]], Awaitable[Sequence[NewValue]]]
 
 
 class MemoryValues:
-    """A `ValueStore`. Values pass through their encoding, so that what cannot be sent is refused here too."""
+    """Named values. They pass through their encoding, so that what cannot be sent is refused here too."""
 
     def __init__(self, pull: Pull | None = None, *, node: str = "memory", limit_bytes: int = MAX_VALUE_BYTES) -> None:
         self.pull = pull

@@ -14,13 +14,12 @@ from typing import TypeVar
 
 from p2pnode.training.engines.program import Surroundings
 from p2pnode.training.engines.server.core import RECORD_KEY, decode_record
-from p2pnode.training.engines.server.host import Members
 from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import ServerVerbs
 from p2pnode.training.engines.server.pulling import ServerPull
 from p2pnode.training.engines.server.succession import run_server
 from p2pnode.training.engines.server.worker import run_worker
-from p2pnode.training.trainer_link.engine_messages import NotAnswered, TaskCounts
+from p2pnode.training.trainer_link.engine_messages import MembersFound, NotAnswered, TaskCounts
 from p2pnode.training.values.encoding import Key
 from p2pnode.training.values.store import NewValue, ScriptGone, Stamped, StoreUnavailable, ValueUpdate
 from tests.harness.swarms.memory_values import MemoryValues
@@ -149,14 +148,14 @@ class WorldNode:
         await self.announce(step)
         self.counts = counts
 
-    async def members(self, nodes: Sequence[bytes] = ()) -> Members:
+    async def members(self, nodes: Sequence[bytes] = ()) -> MembersFound:
         def is_gone(node: WorldNode) -> bool:
             return (node.is_cut_off and node is not self) or self.clock() >= self.world.died_at.get(
                 node.node_id, 1e9
             ) + DETECTION_S
 
         servers = sorted(node.node_id for node in self.world.nodes.values() if node.is_server and not is_gone(node))
-        return Members(servers, [node for node in nodes if is_gone(self.world.nodes[node])])
+        return MembersFound(servers, [node for node in nodes if is_gone(self.world.nodes[node])])
 
     async def receive(self, timeout_s: float) -> WorldAsked | None:
         if timeout_s <= 0.0:

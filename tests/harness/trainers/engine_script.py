@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from p2pnode.training.engines.link import error_of
-from p2pnode.training.engines.peer.loop import run_peer
+from p2pnode.training.engines.peer import run_peer
 from p2pnode.training.engines.program import Context, Program, Verbs
 from p2pnode.training.engines.values_link import Pulling, answer_pull, stamped
 from p2pnode.training.layout import Layout

@@ -148,7 +148,7 @@ def test_python_snippets_are_python_of_this_version() -> None:
 
 def documented() -> dict[str, set[str]]:
     """By the name that snippets give to an object: its public attributes, those that its methods set included."""
-    engines = ("peer.engine.PeerToPeer", "server.engine.ParameterServer", "mapreduce.engine.MapReduce")
+    engines = ("peer.PeerToPeer", "server.engine.ParameterServer", "mapreduce.engine.MapReduce")
     return {
         "p2pnode": {name.removeprefix("p2pnode.") for name in API if name.startswith("p2pnode.")},
         "swarm": attributes("p2pnode.training.trainer.attached_swarm.AttachedSwarm"),

@@ -35,8 +35,8 @@ REAL_ENVIRONMENT = (
     # In the process of a script, which no simulation runs.
     "training/engines/link.py",
     "training/engines/values_link.py",
-    "training/engines/peer/engine.py",
-    "training/engines/server/script_host.py",
+    "training/engines/peer.py",
+    "training/engines/server/host.py",
     *TRAINERS_SIDE,
 )
 #: Calls that bypass the environment: under simulation they would make two runs of one seed differ.

@@ -16,21 +16,19 @@ from __future__ import annotations
 from typing import Any
 
 from p2pnode.training.engines.link import EngineLink
-from p2pnode.training.engines.program import Surroundings
 from p2pnode.training.engines.server.core import RECORD_KEY
+from p2pnode.training.engines.server.host import ScriptHost
 from p2pnode.training.engines.server.options import BarrierName, ServerOptions
 from p2pnode.training.engines.server.program import (
-    ServerContext,
     ServerProgram,
     ServerVerbs,
     UpdatesLost,
     set_value,
 )
 from p2pnode.training.engines.server.pulling import ServerPull
-from p2pnode.training.engines.server.script_host import ScriptHost
 from p2pnode.training.engines.server.succession import run_server
 from p2pnode.training.engines.server.worker import run_worker
-from p2pnode.training.engines.values_link import LinkedValues, Script, answer_pull, immediate
+from p2pnode.training.engines.values_link import ScriptEngine, answer_pull, immediate
 from p2pnode.training.trainer_link.engine_messages import (
     AbandonRun,
     BeginRun,
@@ -40,17 +38,14 @@ from p2pnode.training.trainer_link.engine_messages import (
     PullDone,
 )
 from p2pnode.training.values.encoding import Key
-from p2pnode.training.values.store import Stamped
 
 
-class ParameterServer(ServerVerbs):
+class ParameterServer(ScriptEngine, ServerVerbs):
     """Named values at the nodes with `role = "server"`, and a program that gives tasks to all others."""
 
     def __init__(self, link: EngineLink, ready: EngineReady) -> None:
-        super().__init__()
-        self._link = link
-        self._values = LinkedValues(link)
-        self._script = Script(link, self._values, ready)
+        ScriptEngine.__init__(self, link, ready)
+        ServerVerbs.__init__(self)
         self._host = ScriptHost(link, ready.node_id, self._values, self._script)
         self._pull = ServerPull(self, self._script)
         self._starts = 0
@@ -62,16 +57,6 @@ class ParameterServer(ServerVerbs):
     def open(cls) -> ParameterServer:
         """Join the swarm of the node that has started this script; see `p2pnode.engine`."""
         return cls(*EngineLink.connect("server"))
-
-    def __enter__(self) -> ParameterServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Leave the node; it hands its values over when the script ends."""
-        self._link.close()
 
     def start(
         self,
@@ -109,10 +94,6 @@ class ParameterServer(ServerVerbs):
         self._link.ask(FinishRun())
         return found
 
-    def get(self, key: Key, default: object = ...) -> Stamped:
-        """A value and its timestamp; `default` with timestamp 0 where there is none. Raises `NoSuchValue`."""
-        return self._context.get(key, default)
-
     def set(self, key: Key, value: object) -> None:
         """Replace a value: a NumPy array, or what msgspec encodes, up to 1 MiB. Returns when its server and that one's
         backup have it. Raises `ValueNotEncodable`, which names the key."""
@@ -120,25 +101,12 @@ class ParameterServer(ServerVerbs):
 
     def keys(self) -> list[Key]:
         """All keys of the run."""
-        return [key for key in self._values.keys() if key != RECORD_KEY]  # noqa: SIM118 - no mapping
+        return [key for key in super().keys() if key != RECORD_KEY]  # noqa: SIM118 - no mapping
 
     @property
     def worker_num(self) -> int:
         """How many live nodes work for the servers, this one included if it does."""
         return max(0, self._script.worker_num() - len(immediate(self._host.members()).servers))
-
-    @property
-    def node_id(self) -> str:
-        """This node's id, in hexadecimal."""
-        return self._script.node_id
-
-    @property
-    def _context(self) -> ServerContext:
-        return ServerContext(self._surroundings, 0)
-
-    @property
-    def _surroundings(self) -> Surroundings:
-        return self._script
 
     def _on_pull(self, asked: PullAsked) -> PullDone:
         return answer_pull(asked, self._pull.apply)

@@ -1,87 +1,128 @@
-"""What the loops of server and worker need of their node. A script implements it over the link to its daemon; the tests
-implement it on a virtual clock. Pure.
+"""What the loops of server and worker need of their node: it asks the daemon over the link, and never suspends. Tests
+have hosts of the same methods on a virtual clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
 
-from p2pnode.training.engines.program import Surroundings
-from p2pnode.training.trainer_link.engine_messages import TaskCounts
-from p2pnode.training.values.store import ValueStore
+from p2pnode.training.engines.link import EngineLink, NoNode
+from p2pnode.training.engines.values_link import LinkedValues, Script, immediate
+from p2pnode.training.trainer_link.engine_messages import (
+    CallAnswered,
+    Called,
+    CallNode,
+    CallReceived,
+    CountStep,
+    ListMembers,
+    MembersFound,
+    TaskCounts,
+)
 
 Result = TypeVar("Result")
+#: Between two messages about tasks that are under way.
+SHOW_S = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
-    """`servers`: the known live ones, in the order of their ids, this node included if it is one. `gone`: which of the
-    nodes that were asked about are dead or have left."""
-
-    servers: Sequence[bytes]
-    gone: Sequence[bytes] = ()
-
-
-class Asked(Protocol):
-    """A request of another node, which waits for its answer."""
-
-    @property
-    def sender(self) -> bytes: ...
-
-    @property
-    def payload(self) -> bytes: ...
-
-    async def answer(self, payload: bytes) -> None: ...
-
-
-class NodeHost(Protocol):
+class ScriptHost:
     """One node: a server, which alone receives requests and shows tasks, or a worker."""
 
-    @property
-    def node_id(self) -> bytes: ...
-
-    @property
-    def store(self) -> ValueStore: ...
-
-    @property
-    def surroundings(self) -> Surroundings: ...
+    def __init__(self, link: EngineLink, node_id: bytes, values: LinkedValues, script: Script) -> None:
+        self.node_id = node_id
+        self.store = values
+        self.surroundings = script
+        self._link = link
+        self._announced = (-1, 0.0)
+        self._shown: TaskCounts | None = None
+        self._shown_s = -SHOW_S
 
     @property
     def is_stopping(self) -> bool:
         """Whether the node leaves."""
-        ...
+        return self._link.is_stopping
 
     def clock(self) -> float:
         """Monotonic seconds."""
-        ...
+        return time.monotonic()
 
-    async def sleep(self, seconds: float) -> None: ...
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - nothing else runs in this thread
 
-    async def members(self, nodes: Sequence[bytes] = ()) -> Members: ...
+    async def members(self, nodes: Sequence[bytes] = ()) -> MembersFound:
+        """The servers, in the order of their ids, this node included if it is one; and which of `nodes` are gone."""
+        found = self._link.ask(ListMembers(list(nodes)))
+        assert isinstance(found, MembersFound)
+        return found
 
     async def announce(self, step: int) -> None:
         """Show the completed steps in the node's heartbeat."""
-        ...
-
-    async def show(self, step: int, counts: TaskCounts) -> None:
-        """As `announce`, with what has become of the tasks in the node's status."""
-        ...
-
-    async def receive(self, timeout_s: float) -> Asked | None:
-        """The next request; None after so many seconds."""
-        ...
+        before, at = self._announced
+        if step > before:
+            now = self.clock()
+            self._announced = step, now
+            self._link.ask(CountStep(step, now - at if before >= 0 else 0.0))
 
     async def call(self, node: bytes, payload: bytes) -> bytes:
         """Ask a server. Raises `NotAnswered`."""
-        ...
+        found = self._link.ask(CallNode(node, payload))
+        assert isinstance(found, Called)
+        return found.payload
+
+    async def show(self, step: int, counts: TaskCounts) -> None:
+        """As `announce`, with what has become of the tasks in the node's status."""
+        await self.announce(step)
+        now = self.clock()
+        is_due = now - self._shown_s >= SHOW_S or not counts.held + counts.waiting
+        if counts != self._shown and is_due:
+            self._shown, self._shown_s = counts, now
+            self._link.ask(counts)
+
+    async def receive(self, timeout_s: float) -> ScriptAsked | None:
+        """The next request; None after so many seconds."""
+        call = self._link.next_call(timeout_s)
+        return None if call is None else ScriptAsked(self._link, call)
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run a function of the program, which takes as long as it takes."""
-        ...
+        return work()
 
-    def beside(self, work: Callable[[], Awaitable[None]], every_s: float) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def beside(self, work: Callable[[], Awaitable[None]], every_s: float) -> AsyncIterator[None]:
         """Run `work` every so many seconds beside what the block does; at its end the last one has ended too."""
-        ...
+        over = threading.Event()
+
+        def repeat() -> None:
+            while not over.wait(every_s):
+                try:
+                    immediate(_awaited(work))
+                except NoNode:
+                    return
+
+        thread = threading.Thread(target=repeat, name="p2pnode-alive", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+class ScriptAsked:
+    """A call of another node's script."""
+
+    def __init__(self, link: EngineLink, call: CallReceived) -> None:
+        self.sender = call.sender
+        self.payload = call.payload
+        self._link = link
+        self._number = call.number
+
+    async def answer(self, payload: bytes) -> None:
+        self._link.answer(CallAnswered(self._number, payload))
+
+
+async def _awaited(work: Callable[[], Awaitable[None]]) -> None:
+    await work()

@@ -30,7 +30,7 @@ from p2pnode.training.engines.server.core import (
     decode_record,
     encode_record,
 )
-from p2pnode.training.engines.server.host import Asked, NodeHost
+from p2pnode.training.engines.server.host import ScriptAsked, ScriptHost
 from p2pnode.training.engines.server.messages import Computed, HeldLease, Poll, TaskGiven, Told
 from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import RunFailed, ServerContext, ServerVerbs, raise_end
@@ -60,7 +60,7 @@ STORE_PAUSE_S = 0.2
 class ParkedPoll:
     """A worker that waits for an answer, and what its reports had come to when it asked."""
 
-    asked: Asked
+    asked: ScriptAsked
     poll: Poll
     outcomes: list[tuple[int, int, Outcome]]
     since: float
@@ -95,7 +95,7 @@ class Serving:
     def __init__(
         self,
         verbs: ServerVerbs,
-        host: NodeHost,
+        host: ScriptHost,
         options: ServerOptions,
         record: ServerRecord,
         run: int,
@@ -240,7 +240,7 @@ class Serving:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    async def _hear(self, asked: Asked) -> None:
+    async def _hear(self, asked: ScriptAsked) -> None:
         try:
             poll = messages.decode_poll(asked.payload)
             contributions = [messages.contribution_of(one, asked.sender) for one in whole_reports(poll)]

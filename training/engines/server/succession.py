@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from p2pnode.training.engines.server import messages
 from p2pnode.training.engines.server.core import RECORD_KEY, ServerRecord, ServerReplaced, decode_record
-from p2pnode.training.engines.server.host import NodeHost
+from p2pnode.training.engines.server.host import ScriptHost
 from p2pnode.training.engines.server.messages import NoServer, Poll, Told
 from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import ServerVerbs, raise_end
@@ -20,7 +20,7 @@ from p2pnode.training.engines.server.service import MEMBERS_S, Serving
 from p2pnode.training.trainer_link.engine_messages import NotAnswered
 
 
-async def run_server(verbs: ServerVerbs, host: NodeHost, options: ServerOptions, run: int = 1) -> int:
+async def run_server(verbs: ServerVerbs, host: ScriptHost, options: ServerOptions, run: int = 1) -> int:
     """Serve, or stand by, until the run is over; the version of the values. Raises `VerbFailed` and `UpdatesLost`."""
     made, late_s = 0, host.clock() + messages.LATE_S
     while True:
@@ -61,7 +61,7 @@ def _begun_anew(record: ServerRecord) -> ServerRecord:
     return ServerRecord(epoch=record.epoch, server=record.server, version=record.version, stored=record.stored)
 
 
-async def _stand_by(host: NodeHost, options: ServerOptions, serving: bytes, run: int) -> Told | None:
+async def _stand_by(host: ScriptHost, options: ServerOptions, serving: bytes, run: int) -> Told | None:
     """Answer those that ask here, and ask the one that serves; its answer, if it gave one."""
     deadline = host.clock() + MEMBERS_S
     while (left_s := deadline - host.clock()) > 0:

@@ -15,7 +15,7 @@ import msgspec
 from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
 from p2pnode.training.engines.server.core import MAX_KEYS, RECORD_KEY, decode_record
-from p2pnode.training.engines.server.host import NodeHost
+from p2pnode.training.engines.server.host import ScriptHost
 from p2pnode.training.engines.server.messages import Computed, HeldLease, NoServer, Poll, TaskGiven, Told
 from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import ServerContext, ServerVerbs, raise_end
@@ -31,14 +31,14 @@ NO_SERVER_S = 120.0
 RENEW_S = 1.0
 
 
-async def run_worker(verbs: ServerVerbs, host: NodeHost, options: ServerOptions, run: int = 1) -> int:
+async def run_worker(verbs: ServerVerbs, host: ScriptHost, options: ServerOptions, run: int = 1) -> int:
     """Work until the run is over; the number of tasks that this worker completed. Raises `VerbFailed` for the error
     that ended the run, wherever it was, `UpdatesLost`, and `NoServer`."""
     return await _Worker(verbs, host, options, run).work()
 
 
 class _Worker:
-    def __init__(self, verbs: ServerVerbs, host: NodeHost, options: ServerOptions, run: int) -> None:
+    def __init__(self, verbs: ServerVerbs, host: ScriptHost, options: ServerOptions, run: int) -> None:
         self._verbs = verbs
         self._host = host
         self._settings = options.text()

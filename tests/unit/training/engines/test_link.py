@@ -1,6 +1,6 @@
 """A script's end of the link over a socket pair: answers by number, refusals, batches, calls, and a daemon that ends.
 
-What a script does with it is in tests/unit/training/engines/peer/test_engine.py.
+What a script does with it is in tests/unit/training/engines/test_peer.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from p2pnode.training.engines.link import EngineLink, NoNode, error_of
+from p2pnode.training.engines.link import EngineLink, NoNode
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.engine_messages import (
     AskKeys,
@@ -25,14 +25,12 @@ from p2pnode.training.trainer_link.engine_messages import (
     CountStep,
     Done,
     EngineAnswered,
-    EngineAsked,
     KeysFound,
-    NotAnswered,
     PullAsked,
     PullDone,
     QuestionRefused,
 )
-from p2pnode.training.values.store import StoreUnavailable, UpdateFailed
+from p2pnode.training.values.store import StoreUnavailable
 
 LIMIT_S = 10.0
 
@@ -134,16 +132,6 @@ def test_the_first_refusal_is_raised_when_all_answers_are_there(ends: tuple[Engi
     assert asking.ends() == Done()
 
 
-def test_each_kind_of_refusal_is_its_error() -> None:
-    """An update names its key, decoded, and the node that refused it."""
-    refused = error_of(QuestionRefused("update", "too old", b"sweights", "abcd"))
-    assert isinstance(refused, UpdateFailed)
-    assert (refused.key, refused.node, refused.reason) == ("weights", "abcd", "too old")
-    assert isinstance(error_of(QuestionRefused("unanswered", "gone")), NotAnswered)
-    for kind in ("unavailable", "other"):
-        assert isinstance(error_of(QuestionRefused(kind, "no owner")), StoreUnavailable)  # type: ignore[arg-type]
-
-
 def test_the_end_of_the_daemon_ends_every_wait(ends: tuple[EngineLink, Daemon]) -> None:
     """Questions that are open, later ones, and waits for a call; the script is told to stop."""
     link, daemon = ends
@@ -209,12 +197,3 @@ def test_a_script_without_a_node_is_told_how_to_start(monkeypatch: pytest.Monkey
     monkeypatch.setenv(messages.SOCKET_VARIABLE, str(tmp_path / "none"))
     with pytest.raises(NoNode, match="no p2pnode daemon listens at"):
         EngineLink.connect("p2p")
-
-
-def test_questions_are_encoded_as_the_daemon_reads_them(ends: tuple[EngineLink, Daemon]) -> None:
-    """Numbers rise from 1."""
-    link, daemon = ends
-    asking = Asking(link.ask, BeginRun())
-    assert daemon.read() == EngineAsked(1, BeginRun())
-    daemon.tell(EngineAnswered(1, Done()))
-    asking.ends()

@@ -1,10 +1,8 @@
-"""Named values over a link that the test answers: parts of requests, the order of keys, and what `pull` may do."""
+"""What a script gives to `pull`, and how updates are cut into messages."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,95 +10,18 @@ import pytest
 
 from p2pnode.training.engines.program import Verbs
 from p2pnode.training.engines.values_link import (
-    LinkedStore,
-    LinkedValues,
     Pulling,
-    Script,
     answer_pull,
-    immediate,
     in_parts,
 )
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.trainer_link.engine_messages import (
     MESSAGE_VALUES_BYTES,
-    ApplyUpdates,
-    AskKeys,
-    Done,
-    EngineReady,
-    GetValues,
-    KeysFound,
-    ListPeers,
-    PeerSteps,
     PullAsked,
     PullDone,
-    SetValue,
-    ValuesFound,
 )
-from p2pnode.training.values.encoding import ValueNotEncodable, decode_value, encode_key, encode_value
-from p2pnode.training.values.store import NewValue, Stamped, ValueUpdate
-
-
-class Link:
-    """Answers questions by a function, and keeps them."""
-
-    def __init__(self, answer: Callable[[Any], Any]) -> None:
-        self.answer = answer
-        self.asked: list[Any] = []
-
-    def ask(self, question: Any) -> Any:
-        self.asked.append(question)
-        return self.answer(question)
-
-    def ask_all(self, questions: Any) -> list[Any]:
-        return [self.ask(one) for one in questions]
-
-    def ask_in_parts(self, question: Any) -> list[Any]:
-        return list(self.ask(question))
-
-
-def values(answer: Callable[[Any], Any] = lambda _: Done()) -> tuple[LinkedValues, Link]:
-    link = Link(answer)
-    return LinkedValues(link), link  # type: ignore[arg-type]
-
-
-def test_values_are_asked_for_until_all_are_there() -> None:
-    """The daemon answers by as many as fit; keys without a value are left out, and no key asks nothing."""
-    table = {encode_key(number_key): (encode_value(number_key, at), at) for at, number_key in enumerate("abde")}
-    linked, link = values(lambda asked: ValuesFound([table.get(key) for key in asked.keys[:2]]))
-
-    assert linked.get_many(list("abcde")) == {
-        "a": Stamped(0, 0),
-        "b": Stamped(1, 1),
-        "d": Stamped(2, 2),
-        "e": Stamped(3, 3),
-    }
-    assert [len(one.keys) for one in link.asked if isinstance(one, GetValues)] == [5, 3, 1]
-    assert linked.get_many([]) == {}
-    assert len(link.asked) == 3
-
-
-def test_nothing_is_sent_if_one_value_cannot_be() -> None:
-    """The update before it is not applied either."""
-    linked, link = values()
-    with pytest.raises(ValueNotEncodable, match="'bad'"):
-        linked.update([ValueUpdate("good", 1, 1), ValueUpdate("bad", object(), 1)])
-    assert link.asked == []
-
-    linked.update([ValueUpdate("good", 1, 5, "add")])
-    linked.set("k", 2, 6)
-    assert link.asked == [
-        ApplyUpdates([(encode_key("good"), encode_value("good", 1), 5, "add")]),
-        SetValue(encode_key("k"), encode_value("k", 2), 6),
-    ]
-
-
-def test_keys_are_sorted_with_text_first() -> None:
-    """All parts together; keys of bytes come behind those of text."""
-    parts = [KeysFound([encode_key(b"a"), encode_key("z")], False), KeysFound([encode_key("b")], True)]
-    linked, link = values(lambda _: parts)
-
-    assert linked.keys() == ["b", "z", b"a"]
-    assert link.asked == [AskKeys()]
+from p2pnode.training.values.encoding import decode_value, encode_key, encode_value
+from p2pnode.training.values.store import NewValue, Stamped
 
 
 def test_updates_are_cut_into_messages_of_about_a_megabyte() -> None:
@@ -112,39 +33,6 @@ def test_updates_are_cut_into_messages_of_about_a_megabyte() -> None:
     assert [len(part) for part in in_parts([half])] == [1]  # type: ignore[list-item]
     assert [len(part) for part in in_parts([half, half, half])] == [2, 1]  # type: ignore[list-item]
     assert [len(part) for part in in_parts([large, half, large, half])] == [1, 2, 1]  # type: ignore[list-item]
-
-
-def test_the_store_of_a_script_never_suspends() -> None:
-    """All its methods are run to their end at once; a coroutine that suspends is an error of the program."""
-    linked, link = values(
-        lambda asked: ValuesFound([(encode_value("a", 4), 9)]) if isinstance(asked, GetValues) else []
-    )
-    store = LinkedStore(linked)
-
-    assert immediate(store.get("a")) == Stamped(4, 9)
-    assert immediate(store.get_many(["a"])) == {"a": Stamped(4, 9)}
-    assert immediate(store.keys()) == []
-    immediate(store.set("a", 1))
-    immediate(store.update([]))
-    assert isinstance(link.asked[-1], SetValue)
-    with pytest.raises(RuntimeError, match="never suspends"):
-        immediate(asyncio.sleep(0))
-
-
-def test_a_program_sees_its_node_and_its_peers() -> None:
-    """Of all peers, or of a sample; its random numbers follow from the seed."""
-    linked, link = values(lambda _: PeerSteps({b"\xab": 3}, 4))
-    ready = EngineReady(b"\x01" * 20, 77, is_synchronous=False, pause_s=0.1)
-    first, second = (Script(link, linked, ready) for _ in range(2))  # type: ignore[arg-type]
-
-    assert (first.node_id, first.worker_num(), first.peers(None), first.peers(2)) == (
-        "01" * 20,
-        4,
-        {"ab": 3},
-        {"ab": 3},
-    )
-    assert link.asked == [ListPeers(0), ListPeers(0), ListPeers(2)]
-    assert first.rng.random() == second.rng.random()
 
 
 def surroundings(found: dict[Any, Stamped]) -> Any:

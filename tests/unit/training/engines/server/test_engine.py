@@ -13,20 +13,22 @@ import numpy as np
 import pytest
 
 import p2pnode
+from p2pnode.overlay.peers import Activity
 from p2pnode.training.engines.program import NoSuchValue, VerbFailed
+from p2pnode.training.engines.server import messages
 from p2pnode.training.engines.server.core import RECORD_KEY, Pending, ServerRecord, encode_record
 from p2pnode.training.engines.server.engine import ParameterServer
-from p2pnode.training.engines.server.host import Members
 from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import ServerVerbs, UpdatesLost
 from p2pnode.training.engines.server.worker import run_worker
+from p2pnode.training.trainer_link.engine_messages import MembersFound
 from p2pnode.training.values.encoding import InvalidKey, ValueNotEncodable
 from tests.harness.stubs.engine_daemon import NODE_ID, EngineDaemon, engine_daemon
 from tests.harness.swarms.server_swarm import TableSurroundings
 
 __all__ = ["engine_daemon"]
 
-WORKER = b"w" * 20
+WORKER, SERVER = b"w" * 20, b"s" * 20
 
 
 class Worker:
@@ -46,8 +48,8 @@ class Worker:
     async def sleep(self, seconds: float) -> None:
         raise AssertionError(f"the server answers, and the worker waits {seconds} s")
 
-    async def members(self, nodes: Sequence[bytes] = ()) -> Members:
-        return Members([NODE_ID])
+    async def members(self, nodes: Sequence[bytes] = ()) -> MembersFound:
+        return MembersFound([NODE_ID], [])
 
     async def announce(self, step: int) -> None:
         """Nobody else is there."""
@@ -98,11 +100,32 @@ def test_values_are_set_and_got_with_their_timestamps(engine: ParameterServer) -
         engine.set(RECORD_KEY, 1)
 
 
-def test_a_node_knows_its_role_and_who_works(engine: ParameterServer) -> None:
-    """The only server is alone: nobody works for it."""
+def test_a_node_knows_its_role_and_who_works(engine_daemon: EngineDaemon, engine: ParameterServer) -> None:
+    """Servers are no workers; one that has not begun yet counts for nobody."""
     assert engine.is_server
-    assert engine.worker_num == 0
     assert engine.node_id == NODE_ID.hex()
+    for servers, workers in (([NODE_ID], 0), ([], 1), ([NODE_ID, SERVER], 0)):
+        engine_daemon.calls.servers = servers
+        assert engine.worker_num == workers
+
+
+def test_a_node_that_is_no_server_works(engine_daemon: EngineDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks the server for a task, with the options and the number of its start, and hears of the end."""
+    polls: list[tuple[bytes, str, int, bool]] = []
+
+    async def call(node: bytes, payload: bytes) -> bytes:
+        poll = messages.decode_poll(payload)
+        polls.append((node, poll.settings, poll.run, poll.wants))
+        return messages.encode(messages.Told(1, SERVER, ended="stopped"))
+
+    engine_daemon.calls.servers = [SERVER]
+    monkeypatch.setattr(engine_daemon.calls, "call", call)
+    with p2pnode.engine("server") as engine:
+        assert not engine.is_server
+        assert engine.start(barrier="pssp", staleness=2, sample=5, min_workers=3) == 0
+        assert engine.start() == 0
+    first = ServerOptions(barrier="pssp", staleness=2, sample=5, min_workers=3)
+    assert polls == [(SERVER, first.text(), 1, True), (SERVER, ServerOptions().text(), 2, True)]
 
 
 def test_without_a_task_a_run_may_end_at_once(engine_daemon: EngineDaemon, engine: ParameterServer) -> None:
@@ -157,12 +180,14 @@ def test_an_error_in_a_function_ends_start_and_leaves_the_engine(
         engine.start()
     assert caught.value.keys == {"pull": ("n",), "push": ("n", "by")}.get(verb, ())
     assert isinstance(worker.exception(10.0), VerbFailed)
+    assert engine_daemon.swarm.activities[-1] is Activity.PAUSED
 
     engine.set("n", 40)
     counting(engine, engine.get("n").timestamp + 2)
     engine.barrier = None
     worker = works(engine_daemon, lambda ctx, params: [("n", 1)], run=2)
     version = engine.start()
+    assert engine_daemon.swarm.activities[-1] is Activity.FINISHED
     assert engine.get("n").value == 40 + worker.result(10.0) > 40
     assert engine.get("n").timestamp == version
 
@@ -176,10 +201,13 @@ def test_what_cannot_be_sent_is_named(engine: ParameterServer) -> None:
     assert engine.keys() == []
 
 
-def test_options_that_cannot_be_are_refused_before_anything_begins(engine: ParameterServer) -> None:
+def test_options_that_cannot_be_are_refused_before_anything_begins(
+    engine_daemon: EngineDaemon, engine: ParameterServer
+) -> None:
     """The error says which."""
     with pytest.raises(ValueError, match="grads_to_wait needs barrier"):
         engine.start(grads_to_wait=2)
+    assert engine_daemon.swarm.activities == [Activity.PAUSED]
 
 
 def test_lost_updates_end_start_at_server_and_worker(engine_daemon: EngineDaemon, engine: ParameterServer) -> None:
@@ -194,5 +222,6 @@ def test_lost_updates_end_start_at_server_and_worker(engine_daemon: EngineDaemon
     with pytest.raises(UpdatesLost, match=r"ended at version 4, and 1 update may be missing in its values") as caught:
         engine.start()
     assert caught.value.count == 1
+    assert engine_daemon.swarm.activities[-1] is Activity.FINISHED, "others may read the values"
     assert isinstance(worker.exception(10.0), UpdatesLost)
     assert engine.get("n") == (2, 4)

@@ -15,11 +15,10 @@ from p2pnode.training.engines.server.core import (
     ServerReplaced,
     encode_record,
 )
-from p2pnode.training.engines.server.host import Members
 from p2pnode.training.engines.server.messages import NoServer, Poll, Told
 from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import ServerVerbs, UpdatesLost
-from p2pnode.training.trainer_link.engine_messages import NotAnswered
+from p2pnode.training.trainer_link.engine_messages import MembersFound, NotAnswered
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.memory_values import MemoryValues
 
@@ -58,8 +57,8 @@ class Host:
     def clock(self) -> float:
         return self.now_s
 
-    async def members(self, nodes: Any = ()) -> Members:
-        return Members(self.servers)
+    async def members(self, nodes: Any = ()) -> MembersFound:
+        return MembersFound(self.servers, [])
 
     async def receive(self, timeout_s: float) -> Asked | None:
         self.now_s += timeout_s / 2 if self.asked else timeout_s

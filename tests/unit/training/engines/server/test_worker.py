@@ -12,12 +12,11 @@ import pytest
 from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
 from p2pnode.training.engines.server.core import MAX_KEYS, RECORD_KEY, Failure, ServerRecord, encode_record
-from p2pnode.training.engines.server.host import Members
 from p2pnode.training.engines.server.messages import HeldLease, NoServer, Poll, TaskGiven, Told
 from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import ServerVerbs
 from p2pnode.training.engines.server.worker import NO_SERVER_S, RENEW_S, RETRY_S, run_worker
-from p2pnode.training.trainer_link.engine_messages import NotAnswered
+from p2pnode.training.trainer_link.engine_messages import MembersFound, NotAnswered
 from p2pnode.training.values.encoding import encode_key, encode_value
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.memory_values import MemoryValues
@@ -64,8 +63,8 @@ class Host:
     async def announce(self, step: int) -> None:
         self.steps.append(step)
 
-    async def members(self, nodes: Sequence[bytes] = ()) -> Members:
-        return Members(self.servers)
+    async def members(self, nodes: Sequence[bytes] = ()) -> MembersFound:
+        return MembersFound(self.servers, [])
 
     async def call(self, node: bytes, payload: bytes) -> bytes:
         poll = messages.decode_poll(payload)

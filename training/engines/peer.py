@@ -1,4 +1,5 @@
-"""`p2pnode.engine("p2p")`: the peer-to-peer engine, as a script uses it.
+"""`p2pnode.engine("p2p")`: the peer-to-peer engine, as a script uses it, and its loop at one node: stop, schedule, get,
+push, update, count the step, barrier.
 
     engine = p2pnode.engine("p2p")
 
@@ -9,6 +10,15 @@
 
 The script runs at every node (`p2pnode run -- python script.py`). Its functions are called in the thread that calls
 `start`, but `pull` in a thread of its own.
+
+Updates are acknowledged (stored and replicated, each applied once) before the step that made them is counted. A peer
+that is seen to have completed a step has therefore all its updates of it in the values.
+
+Under bsp no node may read an update of step t + 1 before it has read all of its own values for that step. Owners apply
+updates as they come, so there the step has two phases, each with the barrier: every node has *read*, then every node
+has *updated*. Both are announced, so a node announces twice its step. The other barriers have one phase. The order of
+the verbs is that of Actor's client (Wang, Catterall and Mortier 2017). The host announces steps and waits, so the loop
+runs in a script and, in tests, on a virtual clock.
 """
 
 from __future__ import annotations
@@ -17,9 +27,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from p2pnode.training.engines.link import EngineLink
-from p2pnode.training.engines.peer.loop import run_peer
 from p2pnode.training.engines.program import Context, Program, Verbs
-from p2pnode.training.engines.values_link import LinkedStore, LinkedValues, Pulling, Script, answer_pull, immediate
+from p2pnode.training.engines.values_link import LinkedValues, Pulling, ScriptEngine, answer_pull, immediate
 from p2pnode.training.trainer_link.engine_messages import (
     AbandonRun,
     BeginRun,
@@ -32,21 +41,19 @@ from p2pnode.training.trainer_link.engine_messages import (
     WaitAtBarrier,
 )
 from p2pnode.training.values.encoding import Key
-from p2pnode.training.values.store import NewValue, Stamped, ValueStore, ValueUpdate
+from p2pnode.training.values.store import NewValue, Stamped, ValueUpdate
 
 #: Barriers by name; one of a program's own is registered.
 METHODS = ("asp", "bsp", "ssp", "pbsp", "pssp")
 
 
-class PeerToPeer(Verbs):
+class PeerToPeer(ScriptEngine, Verbs):
     """Named values that live at their owners in the swarm, and a program that updates them, at every node."""
 
     def __init__(self, link: EngineLink, ready: EngineReady) -> None:
-        super().__init__()
-        self._link = link
-        self._values = LinkedValues(link)
-        self._script = Script(link, self._values, ready)
-        self._host = _ScriptHost(link, ready, self._values)
+        ScriptEngine.__init__(self, link, ready)
+        Verbs.__init__(self)
+        self._host = ScriptHost(link, ready, self._values)
         self._context = Context(self._script, 0)
 
     @classmethod
@@ -58,16 +65,6 @@ class PeerToPeer(Verbs):
             if number < 0:
                 raise ValueError(f"{name} must be 0 or more, not {number}")
         return cls(*EngineLink.connect("p2p", barrier or "", staleness, sample))
-
-    def __enter__(self) -> PeerToPeer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Leave the node; it hands its values over when the script ends."""
-        self._link.close()
 
     def start(self, program: Program | None = None) -> int:
         """Run the program, or what was registered, until `stop` says so here and everywhere; the number of the last
@@ -83,28 +80,15 @@ class PeerToPeer(Verbs):
         self._link.on_pull(self._pull)
         return immediate(run_peer(self, self._host, self._context))
 
-    def get(self, key: Key, default: object = ...) -> Stamped:
-        """A value and its timestamp; `default` with timestamp 0 where there is none. Raises `NoSuchValue`."""
-        return self._context.get(key, default)
-
     def set(self, key: Key, value: object) -> None:
         """Replace a value: a NumPy array, or what msgspec encodes, up to 1 MiB. Its timestamp is this node's step.
         Returns when owner and backup have it. Raises `ValueNotEncodable`, which names the key."""
         self._context.set(key, value)
 
-    def keys(self) -> list[Key]:
-        """All keys of the run."""
-        return self._values.keys()
-
     @property
     def worker_num(self) -> int:
         """How many live nodes take part, this one included if it does."""
         return self._script.worker_num()
-
-    @property
-    def node_id(self) -> str:
-        """This node's id, in hexadecimal."""
-        return self._script.node_id
 
     def _pull(self, asked: PullAsked) -> PullDone:
         def pull(updates: Sequence[ValueUpdate], present: Mapping[Key, Stamped]) -> Sequence[NewValue]:
@@ -115,35 +99,95 @@ class PeerToPeer(Verbs):
         return answer_pull(asked, pull)
 
 
-class _ScriptHost:
-    """The loop's host in a script; no method suspends."""
+class ScriptHost:
+    """What the loop needs of its node. No method suspends."""
 
     def __init__(self, link: EngineLink, ready: EngineReady, values: LinkedValues) -> None:
         self._link = link
         self._pause_s = ready.pause_s
-        self.store: ValueStore = LinkedStore(values)
+        self.store = values
+        #: Whether the barrier of the settings is bsp.
         self.is_synchronous = ready.is_synchronous
 
     @property
     def is_stopping(self) -> bool:
+        """Whether the node leaves."""
         return self._link.is_stopping
 
     async def begin(self) -> int:
+        """Take part: wait for enough nodes, and return the count to begin with, which the others have announced."""
         reply = self._link.ask(BeginRun())
         assert isinstance(reply, Counted)
         return reply.count
 
     async def count(self, count: int, seconds: float) -> None:
+        """Announce a count; one step of the loop took so many seconds."""
         self._link.ask(CountStep(count, seconds))
 
     async def wait(self, count: int) -> None:
+        """Wait at the barrier of the settings."""
         self._link.ask(WaitAtBarrier(count))
 
     async def pause(self) -> None:
+        """Between two tests of a barrier of the program."""
         time.sleep(self._pause_s)  # noqa: ASYNC251 - there is no event loop
 
     async def finish(self) -> None:
+        """Take part no more, and return when all others have finished too, or have had their time."""
         self._link.ask(FinishRun())
 
     async def abandon(self) -> None:
+        """Take part no more; the others go on."""
         self._link.ask(AbandonRun())
+
+
+async def run_peer(verbs: Verbs, host: ScriptHost, ctx: Context) -> int:
+    """Run the verbs until `stop` says so or the node leaves; the number of the last step, which is in `ctx` meanwhile.
+
+    Raises `VerbFailed`, `UpdateFailed` where a `pull` refused an update of this node, and errors of the store. After
+    an error this node takes no part any more, and may begin again.
+    """
+    try:
+        await _PeerLoop(verbs, host, ctx).run()
+    except BaseException:
+        await host.abandon()
+        raise
+    await host.finish()
+    return ctx.step
+
+
+class _PeerLoop:
+    def __init__(self, verbs: Verbs, host: ScriptHost, ctx: Context) -> None:
+        self._verbs = verbs
+        self._host = host
+        self._phases = 2 if host.is_synchronous and verbs.barrier is None else 1
+        self._began = 0.0
+        self._ctx = ctx
+
+    async def run(self) -> None:
+        verbs, host, ctx = self._verbs, self._host, self._ctx
+        # Between two steps of the others: never in the phase in which they update what this node would read.
+        ctx.step = -(-await host.begin() // self._phases)
+        self._began = ctx.clock()
+        await self._pass(self._phases * ctx.step)
+        while not host.is_stopping and not verbs.stops(ctx):
+            self._began = ctx.clock()
+            keys = verbs.scheduled(ctx)
+            found = await host.store.get_many(keys) if keys else {}
+            if self._phases == 2:
+                await self._pass(2 * ctx.step + 1)
+            updates = verbs.pushed(ctx, [(key, found[key].value if key in found else None) for key in keys])
+            if updates:
+                await host.store.update(updates)
+            ctx.step += 1
+            await self._pass(self._phases * ctx.step)
+
+    async def _pass(self, count: int) -> None:
+        """Announce the count, and wait at the barrier."""
+        host = self._host
+        await host.count(count, self._ctx.clock() - self._began)
+        if self._verbs.barrier is None:
+            await host.wait(count)
+            return
+        while not host.is_stopping and not self._verbs.passes(self._ctx):
+            await host.pause()

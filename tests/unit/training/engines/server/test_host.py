@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from p2pnode.training.engines.link import NoNode
-from p2pnode.training.engines.server.script_host import SHOW_S, ScriptHost
+from p2pnode.training.engines.server.host import SHOW_S, ScriptHost
 from p2pnode.training.engines.values_link import immediate
 from p2pnode.training.trainer_link.engine_messages import (
-    CallAnswered,
     Called,
     CallNode,
     CallReceived,
@@ -100,24 +99,6 @@ def test_tasks_under_way_are_shown_now_and_then_and_their_end_at_once(host: Host
         counts(done=1),
         counts(held=0, done=2),
     ]
-
-
-def test_members_and_calls_pass_through_the_daemon(host: Host, link: Link) -> None:
-    """A call of another script is answered under its number; None where there is none."""
-    found = immediate(host.members([OTHER]))
-    assert (found.servers, found.gone) == ([ME], [OTHER])
-    assert immediate(host.call(OTHER, b"ab")) == b"ba"
-    assert immediate(host.receive(0.0)) is None
-    link.calls.append(CallReceived(7, OTHER, b"question"))
-    asked = immediate(host.receive(0.0))
-    assert asked is not None
-    assert (asked.sender, asked.payload) == (OTHER, b"question")
-    immediate(asked.answer(b"answer"))
-
-    assert link.answered == [CallAnswered(7, b"answer")]
-    assert immediate(host.run(lambda: 5)) == 5
-    link.is_stopping = True
-    assert host.is_stopping
 
 
 def test_work_beside_is_repeated_until_the_block_ends(host: Host) -> None:

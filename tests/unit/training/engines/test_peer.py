@@ -15,7 +15,7 @@ import pytest
 import p2pnode
 from p2pnode.overlay.peers import Activity
 from p2pnode.training.engines.link import NoNode
-from p2pnode.training.engines.peer.engine import PeerToPeer
+from p2pnode.training.engines.peer import PeerToPeer
 from p2pnode.training.engines.program import NoSuchValue, VerbFailed
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.values.encoding import InvalidKey, ValueNotEncodable
@@ -33,8 +33,8 @@ def engine(engine_daemon: EngineDaemon) -> Iterator[PeerToPeer]:
 
 def test_values_are_set_and_got_with_their_timestamps(engine: PeerToPeer) -> None:
     """Arrays and plain data come back as they were; a value set outside of a run has the node's step."""
-    engine.set("array", np.arange(6, dtype=np.int16).reshape(2, 3))
     engine.set(b"data", {"a": [1, 2.5, "x"]})
+    engine.set("array", np.arange(6, dtype=np.int16).reshape(2, 3))
 
     value, timestamp = engine.get("array")
     assert value.dtype == np.int16
@@ -66,6 +66,10 @@ def test_what_cannot_be_sent_is_named(engine: PeerToPeer) -> None:
         engine.set("w", b"x" * (1 << 21))
     with pytest.raises(InvalidKey, match="1 to 256 bytes"):
         engine.get("k" * 300)
+    engine.register_push(lambda _ctx, _params: [("good", 1), ("bad", object())])
+    with pytest.raises(ValueNotEncodable, match="'bad'"):
+        engine.start()
+    assert engine.keys() == []
     engine.set("w", 1)
     assert engine.get("w").value == 1
 
@@ -169,9 +173,7 @@ def test_a_pull_that_raises_names_the_key_and_keeps_the_others(engine: PeerToPee
 
     engine.register_push(lambda _ctx, _params: [("a", 1), ("b", 0), ("c", 1)])
     engine.register_pull(pull)
-    what = (
-        rf"the update of 'b' failed at node {NODE_ID.hex()}: pull failed: ZeroDivisionError.*test_engine.py, line \d+"
-    )
+    what = rf"the update of 'b' failed at node {NODE_ID.hex()}: pull failed: ZeroDivisionError.*test_peer.py, line \d+"
     with pytest.raises(UpdateFailed, match=what):
         engine.start()
 
@@ -239,14 +241,6 @@ def test_an_owner_that_does_not_answer_is_an_error(
         with pytest.raises(StoreUnavailable, match="no owner of 'n' answered"):
             engine.get("n")
     assert engine.get("n", 0) == (0, 0)
-
-
-def test_without_a_node_the_error_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script that was started by itself is told the command."""
-    monkeypatch.delenv(messages.SOCKET_VARIABLE, raising=False)
-
-    with pytest.raises(NoNode, match="the engine 'p2p' needs a node: start the script with `p2pnode run -- python"):
-        p2pnode.engine("p2p")
 
 
 def test_a_barrier_is_asked_for_by_name(engine_daemon: EngineDaemon) -> None:
