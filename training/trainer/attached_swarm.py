@@ -10,8 +10,9 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ from p2pnode.training.trainer.value_entry import News, ValueEntry
 from p2pnode.training.trainer.vector import ModelVector
 from p2pnode.training.trainer.weight_loads import WeightLoads
 from p2pnode.training.trainer_link import messages
-from p2pnode.training.trainer_link.interface import StepReport, TrainerFailed, TrainerHello, Vector
+from p2pnode.training.trainer_link.interface import Evaluation, StepReport, TrainerFailed, TrainerHello, Vector
 from p2pnode.training.trainer_link.shared_memory import map_vectors
 from p2pnode.training.trainer_link.step_messages import StepAnswer
 
@@ -53,8 +54,17 @@ LOST = "the p2pnode daemon that started this script has ended"
 #: Several ranks look so often in a turn whether shared values have come.
 LOOKS = 5
 
-#: The task name of every script: the manifest compares layouts, not file names.
-TASK = "attached"
+
+class TaskIdentity(NamedTuple):
+    """What is trained, as other nodes compare it: of all scripts the same, because the manifest compares layouts, not
+    file names. `evaluate` measures the model for a step, where the daemon may order it; None when interrupted."""
+
+    name: str = "attached"
+    version: str = ""
+    evaluate: Callable[[int], Evaluation | None] | None = None
+
+
+SCRIPT = TaskIdentity()
 
 
 class SwarmLost(TrainingError, RuntimeError):
@@ -85,6 +95,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         warnings: ScriptWarnings,
         *,
         include_frozen: bool = False,
+        identity: TaskIdentity = SCRIPT,
     ) -> None:
         """`connection` is None on all ranks but the first. Raises `TrainerFailed` for a model that cannot be shared,
         and for optimisers of another one."""
@@ -98,6 +109,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         self._holds_shared = False
         self._has_warned_of_own_weights = False
         self._given = given
+        self._identity = identity
         self._ranks = ranks
         self._warn = warnings
         self._rank_states = RankStates(ranks, connection.send if connection is not None else None, warnings)
@@ -243,23 +255,29 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
 
     def _open(self) -> None:
         """Describe the model to the daemon and take its first order. Raises as the connection does."""
+        self._join(None if self._connection is None else self._connection.receive_start())
+        self._next_turn()
+
+    def _join(self, start: messages.Start | None) -> None:
+        """Describe the model to the daemon, whose first message rank 0 has."""
         vector, connection = self._model_vector, self._connection
         self._ranks.require_equal(vector.layout.digest(), vector.frozen)
-        start, restore = self._ranks.share((None, "") if connection is None else self._greet(connection))
+        restore = self._greet(connection, start) if connection is not None and start is not None else ""
+        start, restore = self._ranks.share((start, restore))
         assert start is not None
         self._settings = ScriptSettings.of(start)
         if start.threads:
             torch.set_num_threads(start.threads)
         if restore:
-            saved = self._rank_states.load(Path(restore))
-            self.samples_seen = self._script_state.restore(saved, Path(restore), start.local_steps)
+            self._restore(self._rank_states.load(Path(restore)), Path(restore), start.local_steps)
         if connection is not None:
             connection.send(messages.Ready())
-        self._next_turn()
 
-    def _greet(self, connection: DaemonConnection) -> tuple[messages.Start | None, str]:
-        """The daemon's first message, and the file of the saved state or none."""
-        start = connection.receive_start()
+    def _restore(self, saved: dict[str, Any], path: Path, local_steps: int) -> None:
+        self.samples_seen = self._script_state.restore(saved, path, local_steps)
+
+    def _greet(self, connection: DaemonConnection, start: messages.Start) -> str:
+        """Exchange descriptions and memory; returns the file of the saved state, or none."""
         refuse_ranks(start, self._ranks.count)
         self._data.begin(start)
         vector = self._model_vector
@@ -267,11 +285,11 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
             messages.Hello(
                 TrainerHello(
                     layout=vector.layout,
-                    task=TASK,
-                    task_version="",
+                    task=self._identity.name,
+                    task_version=self._identity.version,
                     frozen_digest=vector.frozen_digest,
                     device=str(vector.base.device),
-                    evaluates=False,
+                    evaluates=self._identity.evaluate is not None,
                     pid=os.getpid(),
                     host_bytes=sum(map(host_bytes, self._given.optimizers)),
                     frozen=vector.frozen,
@@ -279,13 +297,18 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
             )
         )
         memory, descriptors = connection.receive_memory()
-        self._vector, self._delta, *leaders = map_vectors(descriptors, memory.total)
+        shared, delta, *leaders = map_vectors(descriptors, memory.total)
+        self._use(shared, delta)
         self._devices.follow(tuple(leaders))
-        self._entry.use(self._vector, self._delta)
         if memory.initialise:
             with self._loads.exchanging():
                 vector.read(self._vector)
-        return start, memory.restore
+        return memory.restore
+
+    def _use(self, vector: Vector, delta: Vector) -> None:
+        """The buffers that are shared with the daemon."""
+        self._vector, self._delta = vector, delta
+        self._entry.use(vector, delta)
 
     # --- turns --------------------------------------------------------------------------------------------------
 
@@ -401,8 +424,8 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
                     self._apply(message)
                 case messages.Merge(turn, merge):
                     self._connection.send(messages.Merged(turn, self._devices.merge(merge, self._delta)))
-                case messages.Evaluate(turn, _):
-                    self._connection.send(messages.Evaluated(turn, None))
+                case messages.Evaluate(turn, step):
+                    self._connection.send(messages.Evaluated(turn, self._evaluation(step)))
                 case messages.Save(turn, path):
                     self._ranks.lead_save()
                     self._save(turn, path)
@@ -410,6 +433,16 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
                     described = self._described(turn, folder, wait=wait)
                     self._warn.flush(self._connection.send)
                     self._connection.send(described)
+
+    def _evaluation(self, step: int) -> Evaluation | None:
+        """Of the shared values that this trainer knows; the model is as before. None if it has no evaluation."""
+        if self._identity.evaluate is None:
+            return None
+        if not self._has_loaded or self._devices.asks:
+            with self._loads.load():
+                self._model_vector.load(self._vector)
+        with self._loads.shared(lambda: True):
+            return self._identity.evaluate(step)
 
     def _save(self, turn: int = 0, path: str = "") -> None:
         """On all ranks: save the state between two turns; rank 0 has the order."""

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.trainer_link import messages
@@ -26,13 +27,16 @@ from p2pnode.training.trainer_link.step_messages import StepAnswer, StepAnswered
 #: Progress is sent at most this often.
 PROGRESS_INTERVAL_S = 0.2
 
-#: A trainer that waits for the answer what its next step is says so often that it is alive.
-ANSWER_POLL_S = 0.5
+#: A trainer that waits for an answer says so often that it is alive, and looks whether it is to stop.
+POLL_S = 0.5
 
 #: Buffers of this node that are mapped at most.
 MAX_DESCRIPTORS = 4
 
 _PR_SET_PDEATHSIG = 1
+
+#: An answer to a question about data; its `number` is that of the question.
+Answer = TypeVar("Answer", DataGranted, RecordsGranted)
 
 
 class DaemonGone(TrainingError):
@@ -62,8 +66,10 @@ class DaemonConnection:
         self._progress_s = 0.0
         #: What the swarm is known to have trained of the data that its nodes share; None before the daemon has told.
         self.known: DataKnown | None = None
-        self._granted: queue.SimpleQueue[DataGranted] = queue.SimpleQueue()
-        self._records: queue.SimpleQueue[RecordsGranted] = queue.SimpleQueue()
+        #: Answers to questions about data, by their kind.
+        self._granted: dict[type[Any], queue.SimpleQueue[Any]] = {
+            kind: queue.SimpleQueue() for kind in (DataGranted, RecordsGranted)
+        }
         #: What the next step is; None: look whether the order is to be abandoned.
         self._answers: queue.SimpleQueue[StepAnswered | None] = queue.SimpleQueue()
         self._asked = 0
@@ -139,19 +145,20 @@ class DaemonConnection:
             self._asked = 0
         return message
 
-    def receive_granted(self, timeout_s: float) -> DataGranted | None:
-        """The next answer to a `DataWanted`; None after `timeout_s`."""
-        try:
-            return self._granted.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-
-    def receive_records(self, timeout_s: float) -> RecordsGranted | None:
-        """The next answer to a `RecordsWanted`; None after `timeout_s`."""
-        try:
-            return self._records.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
+    def answer(self, kind: type[Answer], number: int, gives_up: Callable[[], bool] = lambda: False) -> Answer | None:
+        """Wait for the answer to the question `number`, and say meanwhile that all is well. None: this node ends, or
+        `gives_up` is true after a while. Raises `DaemonGone`."""
+        while not self.stopping and not self.lost:
+            try:
+                answer: Answer = self._granted[kind].get(timeout=POLL_S)
+            except queue.Empty:
+                self.send(messages.SignOfLife())
+                if gives_up():
+                    return None
+                continue
+            if answer.number == number:
+                return answer
+        return None
 
     def receive_start(self) -> messages.Start:
         """The daemon's first message."""
@@ -167,7 +174,7 @@ class DaemonConnection:
         self.send(StepWanted(self._turn, self._asked))
         while not self.interrupted():
             try:
-                answer = self._answers.get(timeout=ANSWER_POLL_S)
+                answer = self._answers.get(timeout=POLL_S)
             except queue.Empty:
                 self.send(messages.SignOfLife())
                 continue
@@ -201,11 +208,8 @@ class DaemonConnection:
                     if isinstance(message, DataKnown):
                         self.known = message
                         continue
-                    if isinstance(message, DataGranted):
-                        self._granted.put(message)
-                        continue
-                    if isinstance(message, RecordsGranted):
-                        self._records.put(message)
+                    if (waiting := self._granted.get(type(message))) is not None:
+                        waiting.put(message)
                         continue
                     self.stopping = self.stopping or isinstance(message, messages.RunEnded | messages.Stop)
                     self._inbox.put(message)

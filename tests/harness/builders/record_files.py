@@ -60,8 +60,10 @@ class RecordConnection:
             case RecordsUnreadable():
                 self.unreadable.append(message)
 
-    def receive_records(self, timeout_s: float) -> RecordsGranted | None:
-        return self._answers.popleft() if self._answers else None
+    def answer(self, *_: Any) -> RecordsGranted | None:
+        if self.stopping or self.lost or self.cancelled or not self._answers:
+            return None
+        return self._answers.popleft()
 
     def interrupted(self) -> bool:
         return self.cancelled

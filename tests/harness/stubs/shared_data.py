@@ -55,8 +55,8 @@ class DirectConnection:
         turns = [message.turn for message in self.sent if isinstance(message, DataTrained)]
         self.known = DataKnown(max(turns, default=0), self.member.state())
 
-    def receive_granted(self, timeout_s: float) -> DataGranted | None:
-        return self._granted.popleft() if self._granted else None
+    def answer(self, *_: Any) -> DataGranted | None:
+        return self._granted.popleft() if self._granted and not self.stopping else None
 
 
 class Script:

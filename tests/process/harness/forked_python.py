@@ -41,7 +41,7 @@ START_S = 180.0
 TRAINER = (
     "p2pnode.training.trainer.attach",
     "p2pnode.training.trainer.memory_estimate",
-    "p2pnode.training.trainer.runner",
+    "p2pnode.training.trainer.task_loop",
     "p2pnode",
 )
 #: What `p2pnode start` imports and makes before its first step.

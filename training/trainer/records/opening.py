@@ -14,12 +14,6 @@ def open_tasks(source: RecordSource, node_seed: int, connection: DaemonConnectio
     """The tasks of a trainer. Raises `TrainerFailed`."""
     if source.source == "master":
         return DispatchedTasks(connection)
-    if source.source == "shared":
-        raise TrainerFailed(
-            'dispatch.source = "shared" is for scripts, which call swarm.records(): a task class cannot share records',
-            'set dispatch.source = "master", or "local"',
-            fatal=True,
-        )
     try:
         return LocalTasks(source, node_seed, connection)
     except (RecordFilesMissing, BadDataset) as error:

@@ -15,6 +15,7 @@ from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone
 from p2pnode.training.trainer_link.messages import SignOfLife
 from p2pnode.training.trainer_link.record_messages import (
     RecordChunk,
+    RecordsGranted,
     RecordsOpened,
     RecordSource,
     RecordsTrained,
@@ -24,10 +25,10 @@ from p2pnode.training.trainer_link.record_messages import (
     TaskTrained,
 )
 
-#: How often a waiting trainer says that it is alive, and looks whether it is to stop.
-POLL_S = 0.5
 #: A trainer that has something to report waits no longer for an answer than this.
 NOT_NOW_S = 2.0
+#: One that has nothing to do looks so often whether there is something.
+IDLE_S = 0.1
 
 
 class TaskSource(Protocol):
@@ -84,23 +85,23 @@ class DispatchedTasks:
         may have granted a task by it."""
         connection = self._connection
         began_s = time.monotonic()
+
+        def gives_up() -> bool:
+            return connection.interrupted() or (not wait and time.monotonic() - began_s >= NOT_NOW_S)
+
         try:
             if not self._is_asking:
                 self._number += 1
                 self._is_asking = True
                 connection.send(RecordsWanted(self._number, wait))
-            while not self.stopped and not connection.interrupted():
-                answer = connection.receive_records(POLL_S)
-                if answer is not None and answer.number == self._number:
-                    self._is_asking = False
-                    self.is_over = self.is_over or answer.is_over
-                    return answer.task
-                connection.send(SignOfLife())
-                if not wait and time.monotonic() - began_s >= NOT_NOW_S:
-                    return None
+            answer = connection.answer(RecordsGranted, self._number, gives_up)
         except DaemonGone:
-            pass
-        return None
+            answer = None
+        if answer is None:
+            return None
+        self._is_asking = False
+        self.is_over = self.is_over or answer.is_over
+        return answer.task
 
     def give_up(self, task: RecordTask, reason: str, *, missing: bool) -> None:
         self._connection.send(RecordsUnreadable(task.task, task.attempt, reason[:4096], missing))
@@ -112,7 +113,7 @@ class DispatchedTasks:
     def idle(self) -> None:
         with contextlib.suppress(DaemonGone):
             self._connection.send(SignOfLife())
-        time.sleep(POLL_S / 5)
+        time.sleep(IDLE_S)
 
     def state(self) -> str | None:
         return None
@@ -178,7 +179,7 @@ class LocalTasks:
         if self._connection is not None:
             with contextlib.suppress(DaemonGone):
                 self._connection.send(SignOfLife())
-        time.sleep(POLL_S / 5)
+        time.sleep(IDLE_S)
 
     def state(self) -> str | None:
         return msgspec.json.encode(self._position).decode()

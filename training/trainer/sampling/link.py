@@ -19,6 +19,7 @@ from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer_link.data_messages import (
     UNKNOWN,
     Claim,
+    DataGranted,
     DataOpened,
     DataShape,
     DataState,
@@ -26,10 +27,6 @@ from p2pnode.training.trainer_link.data_messages import (
     DataWanted,
     PartitionTrained,
 )
-from p2pnode.training.trainer_link.messages import SignOfLife
-
-#: How often a waiting script says that it is alive, and looks whether the node stops.
-POLL_S = 0.5
 
 
 class Granted(NamedTuple):
@@ -81,15 +78,10 @@ class DataLink:
         self._number += 1
         try:
             connection.send(DataWanted(self._number, begins, finished, position, count, has_claims))
-            while not connection.stopping and not connection.lost:
-                answer = connection.receive_granted(POLL_S)
-                if answer is None:
-                    connection.send(SignOfLife())
-                elif answer.number == self._number:
-                    return Granted(answer.epoch, answer.claims)
+            answer = connection.answer(DataGranted, self._number)
         except DaemonGone:
-            pass
-        return None
+            return None
+        return None if answer is None else Granted(answer.epoch, answer.claims)
 
     def _shared(self, granted: Granted | None) -> Granted | None:
         """Rank 0's answer, on all ranks."""

@@ -13,7 +13,9 @@ import pytest
 from p2pnode.training.trainer import connection
 from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone, StopAsked
 from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.data_messages import Claim, DataGranted
 from p2pnode.training.trainer_link.interface import StepOrder
+from p2pnode.training.trainer_link.record_messages import RecordsGranted
 from tests.process.harness.trainer_world import wait_until
 
 
@@ -151,3 +153,28 @@ def test_news_of_the_last_delta_is_had_without_waiting(daemon: Daemon) -> None:
     assert found == [messages.DeltaSent(), messages.ValuesArrived(3, [(0, 1)])]
     assert daemon.connection.news() is None
     assert daemon.connection.receive(60) == order(2)
+
+
+def test_the_answer_to_a_question_about_data_is_waited_for(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of its own number and kind; the trainer says meanwhile that it is alive, and gives up when it is to."""
+    monkeypatch.setattr(connection, "POLL_S", 0.001)
+    granted = DataGranted(1, 3, [Claim(1, 5, 0)])
+    assert daemon.connection.answer(DataGranted, 1, lambda: True) is None
+    assert daemon.received()[0] == messages.SignOfLife()
+
+    daemon.send(DataGranted(9, 4, []), RecordsGranted(1, None), granted)
+
+    assert daemon.connection.answer(DataGranted, 1) == granted
+    assert daemon.connection.answer(RecordsGranted, 1) == RecordsGranted(1, None)
+
+
+@pytest.mark.parametrize("how", ["stopped", "lost"])
+def test_a_node_that_ends_answers_no_question(daemon: Daemon, how: str) -> None:
+    """The wait ends, and so does the next one."""
+    if how == "stopped":
+        daemon.send(messages.Stop(10.0))
+    else:
+        daemon.socket.shutdown(socket.SHUT_WR)
+
+    for _ in range(2):
+        assert daemon.connection.answer(RecordsGranted, 1) is None

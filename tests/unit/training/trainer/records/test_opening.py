@@ -32,14 +32,6 @@ def test_tasks_come_from_the_master_or_from_the_files_of_this_machine(tmp_path: 
     assert len(open_files(source("shared", tmp_path, "*.recordio")).table) == 3
 
 
-def test_a_task_class_cannot_share_records(tmp_path: Path) -> None:
-    """It is told the two settings that work."""
-    with pytest.raises(TrainerFailed, match="for scripts") as failed:
-        opened(source("shared", tmp_path, "*"))
-    assert failed.value.fatal
-    assert failed.value.hint == 'set dispatch.source = "master", or "local"'
-
-
 def test_files_that_are_missing_or_damaged_are_a_failure_for_good(tmp_path: Path) -> None:
     """Both ways to open them; a restart would find the same."""
     path = write_records(tmp_path / "a.recordio", [b"abc"] * 7, 3)

@@ -11,7 +11,6 @@ import pytest
 from p2pnode.training.trainer.connection import DaemonConnection
 from p2pnode.training.trainer.records import task_source
 from p2pnode.training.trainer.records.task_source import NOT_NOW_S, DispatchedTasks, LocalTasks
-from p2pnode.training.trainer_link.messages import SignOfLife
 from p2pnode.training.trainer_link.record_messages import (
     RecordsGranted,
     RecordsOpened,
@@ -28,7 +27,7 @@ TASK = RecordTask(4, 2, 1, 0, 0, [])
 
 
 class Slow(RecordConnection):
-    """Answers nothing by itself: `late` has what comes, each after half a second."""
+    """Answers nothing by itself: `late` has what comes, each after half a second, or None."""
 
     def __init__(self, *late: RecordsGranted | None) -> None:
         super().__init__([])
@@ -38,12 +37,16 @@ class Slow(RecordConnection):
     def send(self, message: Any) -> None:
         self.sent.append(message)
 
-    def receive_records(self, timeout_s: float) -> RecordsGranted | None:
-        self.now_s += timeout_s
-        if not self.late:
-            self.stopping = True
-            return None
-        return self.late.pop(0)
+    def answer(self, *given: Any) -> RecordsGranted | None:
+        _kind, number, gives_up = given
+        while self.late:
+            self.now_s += 0.5
+            found = self.late.pop(0)
+            if found is not None and found.number == number:
+                return found
+            if gives_up():
+                return None
+        return None
 
 
 def dispatched(connection: RecordConnection) -> DispatchedTasks:
@@ -74,10 +77,7 @@ def test_a_request_stays_open_until_it_is_answered(monkeypatch: pytest.MonkeyPat
     assert tasks.next_task(wait=False) is None
     assert connection.now_s == NOT_NOW_S
     assert tasks.next_task(wait=True) == TASK
-    assert [one for one in connection.sent if not isinstance(one, SignOfLife)] == [
-        RecordsOpened(),
-        RecordsWanted(1, False),
-    ]
+    assert connection.sent == [RecordsOpened(), RecordsWanted(1, False)]
     assert not tasks.is_over
     connection.late = [RecordsGranted(2, None, is_over=True)]
     assert tasks.next_task(wait=True) is None
