@@ -67,7 +67,7 @@ class StepExchange:
         self._exchange = exchange
         self._trainer = trainer
         self._waiter = waiter
-        waiter.leave_out(exchange.view.score.is_ignored)
+        waiter.exclude(exchange.view.score.is_quarantined)
         self._settings = settings
         self._clock = environment.clock
         self._log = environment.log

@@ -74,7 +74,7 @@ class Lookup:
                 self._add(contact, round_number)
 
     def unknown(self, contacts: Iterable[Contact]) -> list[Contact]:
-        """The contacts that `offer` would add: most of what an answer names is known already."""
+        """The contacts that `offer_repair` would add: most of what an answer names is known already."""
         seen = self._seen
         return [contact for contact in contacts if contact.node_id not in seen]
 

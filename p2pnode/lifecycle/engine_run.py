@@ -122,7 +122,7 @@ class EngineRun:
         await self._startup.offer_checkpoint(exchange, manifest)
         exchange.begin_at(0)  # the values go on, and the script's steps begin anew
         gate = BarrierWaiter(overlay, barrier, settings, environment.clock)
-        gate.leave_out(exchange.view.score.is_ignored)
+        gate.exclude(exchange.view.score.is_quarantined)
         part = self._part = Participation(
             overlay, gate, config.training, self._progress, environment.clock, environment.log
         )

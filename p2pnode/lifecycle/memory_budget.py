@@ -12,7 +12,7 @@ import msgspec
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.overlay.environment import Log
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.pull_codecs import follows_chains
+from p2pnode.training.encoding.pull_codecs import subscribes
 from p2pnode.training.exchange.owner.published import KEPT_PART
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shard_count import shard_count
@@ -90,7 +90,7 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
     share_bytes = round(state_bytes / nodes)
     shards = settings.shards or shard_count(values)
     shard_bytes = -(-state_bytes // shards)
-    follows = follows_chains(settings, "int8" if settings.codec == "auto" else settings.codec)
+    follows = subscribes(settings, "int8" if settings.codec == "auto" else settings.codec)
     encoded_bytes = codecs.max_bytes(largest, values, settings.sparse_values)
     # The replica is read one shard at a time, and held shards are copied before they are written.
     copied_bytes = -(-vector_bytes // shards) + min(max(FILE_BYTES, shard_bytes), share_bytes)

@@ -149,13 +149,16 @@ def _exchange(exchange: ExchangeStatus) -> Iterator[Family]:
     yield single(
         "p2pnode_published_bytes", "gauge", "Memory of published values and changes.", exchange.published_bytes
     )
-    pulls: list[Sample] = [({"way": "changes"}, exchange.shards_followed), ({"way": "whole"}, exchange.chains_entered)]
+    pulls: list[Sample] = [
+        ({"way": "changes"}, exchange.shards_followed),
+        ({"way": "whole"}, exchange.publications_entered),
+    ]
     yield Family("p2pnode_published_pulls_total", "counter", "Shards pulled as published values.", pulls)
     yield single(
         "p2pnode_chain_mismatches_total",
         "counter",
         "Shards that had other bits than their owner's published value.",
-        exchange.chain_mismatches,
+        exchange.publication_mismatches,
     )
     yield single("p2pnode_deltas_merged_total", "counter", "Shards of deltas added here as owner.", exchange.merged)
     refused: list[Sample] = [({"reason": key}, count) for key, count in sorted(exchange.refused_here.items())]

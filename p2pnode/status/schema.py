@@ -205,8 +205,8 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
     repaired: Count = 0
     published_bytes: Count = 0
     shards_followed: Count = 0
-    chains_entered: Count = 0
-    chain_mismatches: Count = 0
+    publications_entered: Count = 0
+    publication_mismatches: Count = 0
     deltas_sent_again: Count = 0
     lost_in_splits: Count = 0
     lost_in_restarts: Count = 0

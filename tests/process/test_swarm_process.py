@@ -188,7 +188,7 @@ def test_the_life_of_a_swarm(daemons: Callable[..., Daemon]) -> None:
 
     until(lambda: all(followed()), 90, "each follows the shards of others")
     exchanges = [node.status()["exchange"] for node in (first, fourth, again)]
-    assert [exchange["chain_mismatches"] for exchange in exchanges] == [0, 0, 0]
+    assert [exchange["publication_mismatches"] for exchange in exchanges] == [0, 0, 0]
 
 
 def ends(node: Daemon, name: str) -> list[str]:

@@ -168,7 +168,7 @@ def test_with_sparse_pushes_and_pulls_as_changes_a_step_sends_a_tenth_and_receiv
         marks: list[dict[str, int]] = []
 
         async def whole(number: int, member: Member) -> None:
-            await live(number, member, 1, 2)  # enters the chains, and the step times become known
+            await live(number, member, 1, 2)  # enters the publications, and the step times become known
             if number == 0:
                 marks.append(dict(counted.sent))
             await live(number, member, 3, 2 + steps)
@@ -182,7 +182,7 @@ def test_with_sparse_pushes_and_pulls_as_changes_a_step_sends_a_tenth_and_receiv
         print(f"{nodes} nodes: {pushed:.4f} bytes pushed, {pulled:.4f} pulled per parameter and step")
         assert 0.04 < pushed <= 0.12
         assert 0.4 * (nodes - 1) / nodes < pulled <= 0.6
-        assert sum(exchange_of(member).counters.chain_mismatches for member in members) == 0
+        assert sum(exchange_of(member).counters.publication_mismatches for member in members) == 0
 
     simulate(scenario, settings, nodes)
 

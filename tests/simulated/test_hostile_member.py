@@ -202,7 +202,7 @@ def test_reconciling_a_split_does_not_bypass_validation() -> None:
         liar = swarm.hosts[LIAR].living
         for number, values in enumerate((np.full(16, np.nan), np.full(16, 1.0))):
             logged = LoggedDelta(shard, liar.overlay.node_id, liar.incarnation - 1, 5000 + number, 1e6, 1.0)
-            answer = await ask(swarm, victim, "mend", encode(OfferedDeltas([logged])), body_of(shard, values))
+            answer = await ask(swarm, victim, "repair", encode(OfferedDeltas([logged])), body_of(shard, values))
             assert decode(answer, OfferedDeltasAnswer).added == number
 
         assert exchange.counters.refused_here == {"not_finite": 1}
@@ -299,7 +299,7 @@ def test_the_largest_numbers_leave_every_value_finite_and_training_goes_on() -> 
             assert [(one.status, one.reason) for one in answer.results] == [("refused", "out_of_range")]
             logged = LoggedDelta(shard, liar.overlay.node_id, liar.incarnation - 1, 5000 + number, 1.0, 1.0)
             mended = OfferedDeltas([logged])
-            answer = await ask(swarm, victim, "mend", encode(mended), body_of(shard, values))
+            answer = await ask(swarm, victim, "repair", encode(mended), body_of(shard, values))
             assert decode(answer, OfferedDeltasAnswer).added == 0
         before = min(map(step_of, swarm.running()))
         await swarm.until(

@@ -63,7 +63,7 @@ class BarrierWaiter:
         self._clock = clock
         self.waiting: BarrierWait | None = None
         self.queries = 0
-        self._is_left_out: Callable[[bytes], bool] = _is_none
+        self._is_excluded: Callable[[bytes], bool] = _is_none
         #: The start of this node's training, in monotonic seconds.
         self._began_at = 0.0
         #: How long after it each node was first seen to have ended its first step.
@@ -74,15 +74,15 @@ class BarrierWaiter:
         self._began_at = self._clock.monotonic()
         self._first_steps_s.clear()
 
-    def leave_out(self, is_left_out: Callable[[bytes], bool]) -> None:
+    def exclude(self, is_excluded: Callable[[bytes], bool]) -> None:
         """Do not wait for these nodes: what they do to others may hold themselves up."""
-        self._is_left_out = is_left_out
+        self._is_excluded = is_excluded
 
     async def ask(self) -> float:
         """Ask others for their steps, whatever is known of them; returns the moment of asking, in monotonic seconds.
         Who has answered was heard since. A node that was stopped suspects all others: they are asked too."""
         asked_at = self._clock.monotonic()
-        asked = [peer for peer in self._swarm.members() if not self._is_left_out(peer.node_id)]
+        asked = [peer for peer in self._swarm.members() if not self._is_excluded(peer.node_id)]
         if len(asked) > LARGEST_SAMPLE:
             asked = self._sample() or asked[:LARGEST_SAMPLE]
         await self._swarm.query_steps([peer.node_id for peer in asked])
@@ -108,11 +108,11 @@ class BarrierWaiter:
         """A fresh sample, or all members where the barrier looks at all."""
         if not self.barrier.complete:
             return self._drawn()
-        return [peer for peer in self._swarm.all_members(self._began_at) if not self._is_left_out(peer.node_id)]
+        return [peer for peer in self._swarm.all_members(self._began_at) if not self._is_excluded(peer.node_id)]
 
     def _drawn(self) -> list[Peer]:
         drawn = self._swarm.sample(self.sample_now(), self._began_at)
-        return [peer for peer in drawn if not self._is_left_out(peer.node_id)]
+        return [peer for peer in drawn if not self._is_excluded(peer.node_id)]
 
     def sample_now(self) -> int:
         """The sample size β at the present population."""

@@ -1,4 +1,4 @@
-"""How values are pulled: whole, in float32 or bfloat16, or as a chain of changes in a shorter codec. Pure."""
+"""How values are pulled: whole, in float32 or bfloat16, or as a publication of changes in a shorter codec. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def whole_codec(settings: ExchangeSettings, pushed: CodecName) -> Literal["float
     return "float32" if pull_codec(settings, pushed) == "float32" else "bfloat16"
 
 
-def follows_chains(settings: ExchangeSettings, pushed: CodecName) -> bool:
+def subscribes(settings: ExchangeSettings, pushed: CodecName) -> bool:
     """Whether this node pulls changes."""
     return pull_codec(settings, pushed) not in WHOLE
 

@@ -178,24 +178,25 @@ class BackupHandler:
 
     async def _on_learn(self, sender: Contact, message: Learn, _stream: AsyncIterator[Buffer]) -> Response:
         taken = []
-        if not self.run.is_leaving and not self.view.score.is_ignored(sender.node_id):
+        if not self.run.is_leaving and not self.view.score.is_quarantined(sender.node_id):
             asked = zip(message.shards, message.attempts, strict=False)
             begin = self.store.begin_catch_up
             taken = [info.shard for info, attempt in asked if begin(info.shard, info.term, sender, attempt)]
         answer = self._answer((info.shard for info in message.shards), taken)
-        chains = [await self._base(shard, sender) for shard in taken]
-        return Response(encode(TransferResult(taken, answer.others, chains if any(chains) else [])))
+        publications = [await self._base(shard, sender) for shard in taken]
+        return Response(encode(TransferResult(taken, answer.others, publications if any(publications) else [])))
 
     async def _base(self, shard: int, owner: Contact) -> bytes:
-        """The chain of which this node holds the first published value, which is kept until the state has come."""
-        chain, published = self.replica.position_of(shard)
-        if not chain or published:
+        """The publication of which this node holds the first published value, which is kept until the state has
+        come."""
+        publication, published = self.replica.position_of(shard)
+        if not publication or published:
             return b""
         await self.rpc.turns.take(self.store.size(shard))
-        if self.replica.position_of(shard) != (chain, 0):
+        if self.replica.position_of(shard) != (publication, 0):
             return b""
-        is_noted = self.store.note_base(shard, owner.node_id, chain, self.replica.slice_of(shard))
-        return chain if is_noted else b""
+        is_noted = self.store.note_base(shard, owner.node_id, publication, self.replica.slice_of(shard))
+        return publication if is_noted else b""
 
     async def _on_state(self, sender: Contact, message: ShardList, stream: AsyncIterator[Buffer]) -> Response:
         reader = FrameReader(stream)
@@ -223,8 +224,10 @@ class BackupHandler:
                 if not was_owned and info.shard in published:
                     self.publisher.go_on(info.shard, self.store.owned[info.shard], published[info.shard])
         if taken:
-            chains = sum(shard in published for shard in taken)
-            self._log.info("shards_received", count=len(taken), chains=chains, source=sender.node_id.hex()[:8])
+            publications = sum(shard in published for shard in taken)
+            self._log.info(
+                "shards_received", count=len(taken), publications=publications, source=sender.node_id.hex()[:8]
+            )
             self.rebalance.wake()
         return Response(encode(self._answer((info.shard for info in message.shards), taken)))
 

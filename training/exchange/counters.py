@@ -18,8 +18,8 @@ class Counters:
     clipped: int = 0  # shards of deltas that were scaled down
     repaired: int = 0  # deltas of one shard from the other side of a split, added here
     followed: int = 0  # shards brought up to date by changes of their published value
-    chains_entered: int = 0  # shards of which the published value was pulled as a whole
-    chain_mismatches: int = 0  # shards with another digest after a pull than at their owner; pulled again as a whole
+    publications_entered: int = 0  # shards of which the published value was pulled as a whole
+    publication_mismatches: int = 0  # shards with another digest after a pull than at their owner; pulled whole
     lost_in_splits: int = 0  # acknowledged on this side of a split, and no longer in the log
     resigned_shards: int = 0  # of this node whose values were not finite, or out of range
     lost_in_restarts: int = 0  # what disks had, and the copies that the swarm was started again with had not

@@ -174,20 +174,20 @@ class OwnerDirectory:
         found = await self.swarm.candidates_of_all([shard_key(self.rpc.genesis, shard) for shard in shards])
         score, me = self.view.score, self.swarm.node_id
         nodes = {contact.node_id for contacts in found for contact in contacts}
-        heeded = {node for node in nodes if not score.is_ignored(node)}
-        fit = {node for node in heeded if not score.is_unreached(node)}
+        not_quarantined = {node for node in nodes if not score.is_quarantined(node)}
+        fit = {node for node in not_quarantined if not score.is_unreached(node)}
         candidates = []
         for contacts in found:
             # Where nobody else is left, one that has failed is better than none.
             is_any_fit = any(contact.node_id in fit and contact.node_id != me for contact in contacts)
-            admitted = fit if is_any_fit else heeded
+            admitted = fit if is_any_fit else not_quarantined
             candidates.append([contact for contact in contacts if contact.node_id in admitted])
         return candidates
 
     def _others(self) -> list[Contact]:
         """A few eligible nodes: to be asked about a shard without a candidate. After a restart of a swarm of more nodes
         than a lookup finds, those near a shard may all be joining, and its owner is none of them."""
-        known = [peer.contact for peer in self.view.heeded() if peer.eligible]
+        known = [peer.contact for peer in self.view.not_quarantined() if peer.eligible]
         return self._random.sample(known, min(CANDIDATES_ASKED, len(known)))
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -267,4 +267,4 @@ class OwnerDirectory:
                 requests.setdefault(to, []).append(shard)
         for to, shards in requests.items():
             message = ShardList(shards)
-            await self.rpc.try_ask(to, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)
+            await self.rpc.try_ask(to, "request_takeover", message, TransferResult, QUESTION_TIMEOUT_S)

@@ -47,7 +47,7 @@ class FenceFile:
     async def run(self) -> None:
         """Write the fences when they changed, at most once a second; retried until the disk takes them.
 
-        Fences that a crash loses in between are found again by the survey of a take-over.
+        Fences that a crash loses in between are found again by the replica query of a take-over.
         """
         failing = False
         while True:

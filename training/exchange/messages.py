@@ -40,7 +40,7 @@ from p2pnode.training.exchange.terms import (
 Shards = Annotated[list[ShardIndex], Meta(max_length=MAX_SHARDS)]
 #: A number of nodes, counted or estimated; 0: not said.
 WorkersSaid = Annotated[float, Meta(ge=0, le=1e9)]
-#: Deltas in one `mend` or `seek`: half a megabyte.
+#: Deltas in one `repair` or `request_repair`: half a megabyte.
 MAX_DELTAS = 8192
 #: Bytes of a message in a body: 65,536 rows of identities have 2.4 MB.
 MAX_RECORD_BYTES = 16 * 1024 * 1024
@@ -123,21 +123,22 @@ class PushAnswer(msgspec.Struct, frozen=True, array_like=True):
     workers: WorkersSaid = 0.0
 
 
-#: The random name of a chain of changes, and the digest of a published value; empty: none.
-ChainName = Annotated[bytes, Meta(max_length=8)]
+#: The random name of a publication, which is a published value and its changes, and the digest of the value; empty:
+#: none.
+PublicationId = Annotated[bytes, Meta(max_length=8)]
 Digest = Annotated[bytes, Meta(max_length=8)]
 #: Changes of one shard in one answer.
 MAX_CHANGES = 1024
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
-    """A shard to be pulled, and the term and version of the puller's copy. If that is a published value, its chain and
-    its published version too."""
+    """A shard to be pulled, and the term and version of the puller's copy. If that is a published value, its
+    publication and its published version too."""
 
     shard: ShardIndex
     term: Term
     version: Number
-    chain: ChainName = b""
+    publication: PublicationId = b""
     published: Number = 0
 
 
@@ -165,8 +166,9 @@ class PullResult(msgspec.Struct, frozen=True, array_like=True):
     `rank` is the term by which the value ranks among copies of the shard. It differs from the owner's term after a
     take-over that has added nothing yet: such a value ranks as the copy it began with.
 
-    To a puller that follows, `value` with a `chain` is the published value as a whole. With `changes` that many changes
-    of it follow, from the puller's published version to `published`. `digest` is that of the published value then.
+    To a puller that follows, `value` with a `publication` is the published value as a whole. With `changes` that many
+    changes of it follow, from the puller's published version to `published`. `digest` is that of the published value
+    then.
     """
 
     shard: ShardIndex
@@ -175,7 +177,7 @@ class PullResult(msgspec.Struct, frozen=True, array_like=True):
     version: Number = 0
     owner_info: OwnerInfo | None = None
     rank: Term | None = None
-    chain: ChainName = b""
+    publication: PublicationId = b""
     published: Number = 0
     digest: Digest = b""
     changes: Annotated[int, Meta(ge=0, le=MAX_CHANGES)] = 0

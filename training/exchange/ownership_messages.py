@@ -1,4 +1,4 @@
-"""Messages that move a shard: catch-up and hand-over, surveys and take-overs, reconciliation after a split. Pure.
+"""Messages that move a shard: catch-up and hand-over, replica queries, take-overs, repair after a split. Pure.
 
 The encoding is that of `training.exchange.messages`.
 """
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from p2pnode.training.encoding import low_bits
-from p2pnode.training.exchange.messages import MAX_CHANGES, MAX_DELTAS, ChainName, Digest, Shards
+from p2pnode.training.exchange.messages import MAX_CHANGES, MAX_DELTAS, Digest, PublicationId, Shards
 from p2pnode.training.exchange.terms import (
     MAX_SHARDS,
     ZERO_TERM,
@@ -38,7 +38,7 @@ MAX_BUFFERS_BYTES = 1_000_000
 #: The bits of a float32, and how many a state may name (`training.encoding.low_bits`).
 Bits = Annotated[int, Meta(ge=0, lt=1 << 32)]
 MAX_EXCEPTIONS = low_bits.MAX_EXCEPTIONS
-#: Rows of identities in one `seek`.
+#: Rows of identities in one `request_repair`.
 MAX_SOUGHT = 8192
 #: Pending deltas of one state.
 MAX_PENDING = 1 << 16
@@ -49,11 +49,12 @@ MAX_FETCHED = 16
 
 
 class ShardList(msgspec.Struct, frozen=True, array_like=True):
-    """What a request or an answer is about, where its name says the rest (docs/protocol.md): `survey`, `appeal`,
-    `backing`, `offer`, `state`, and the answers to `offer` and `fetch`.
+    """What a request or an answer is about, where its name says the rest (docs/protocol.md): `query_replicas`,
+    `request_takeover`, `backing`, `offer_repair`, `state`, and the answers to `offer_repair` and `fetch`.
 
-    Of each shard a body of states has a `RECORD` with its `StateHead`, then `VALUE`, or `LOW` where that names a chain,
-    then `MOMENTUM`, then one `PENDING` per pending delta; the answer to `offer` has a `RECORD` with its `OwnedHistory`.
+    Of each shard a body of states has a `RECORD` with its `StateHead`, then `VALUE`, or `LOW` where that names a
+    publication, then `MOMENTUM`, then one `PENDING` per pending delta; the answer to `offer_repair` has a `RECORD` with
+    its `OwnedHistory`.
     """
 
     shards: Shards
@@ -83,9 +84,9 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     pending: Annotated[list[tuple[NodeId, Number, Number, Weight, bool, bool]], Meta(max_length=MAX_PENDING)]
     era_term: Term = ZERO_TERM
     norms: Annotated[list[tuple[NodeId, Number, Number, Length]], Meta(max_length=MAX_NORMS)] = []
-    #: With the name of a chain, `LOW` travels instead of `VALUE`: what the first published value of that chain, which
-    #: the receiver has said that it holds, lacks. `exceptions`: place, and the bits of the value.
-    chain: ChainName = b""
+    #: With the name of a publication, `LOW` travels instead of `VALUE`: what the first published value of that
+    #: publication, which the receiver has said that it holds, lacks. `exceptions`: place, and the bits of the value.
+    publication: PublicationId = b""
     exceptions: Annotated[list[tuple[int, Bits]], Meta(max_length=MAX_EXCEPTIONS)] = []
     #: How many deltas the value has that are not in `applied`.
     unlisted: Number = 0
@@ -94,13 +95,13 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PublishedHead(msgspec.Struct, frozen=True, array_like=True):
-    """A shard's published value, for the node that owns the shard next; an empty `chain`: there is none.
+    """A shard's published value, for the node that owns the shard next; an empty `publication`: there is none.
 
     `version` and rank are those of the state that the value is near to. Of the changes that lead to `published` the
     last follow in the body, as many as `changes` says, for a receiver whose replica lacks them.
     """
 
-    chain: ChainName = b""
+    publication: PublicationId = b""
     published: Number = 0
     digest: Digest = b""
     version: Number = 0
@@ -158,12 +159,13 @@ class TransferResult(msgspec.Struct, frozen=True, array_like=True):
     """Answer to `Learn`, `state`, `HandOver`, `backing` and `CompareCopies`: the shards taken
     (or confirmed, or equal), and the known owners of the others.
 
-    To `Learn`, `chains` names for each shard taken the chain whose first published value the sender holds; empty: none.
+    To `Learn`, `publications` names for each shard taken the publication whose first published value the sender holds;
+    empty: none.
     """
 
     taken: Shards
     others: Annotated[list[OwnerInfo], Meta(max_length=MAX_SHARDS)]
-    chains: Annotated[list[ChainName], Meta(max_length=MAX_SHARDS)] = []
+    publications: Annotated[list[PublicationId], Meta(max_length=MAX_SHARDS)] = []
 
 
 class CopyStatus(msgspec.Struct, frozen=True, array_like=True):
@@ -182,7 +184,7 @@ class CopyStatus(msgspec.Struct, frozen=True, array_like=True):
     is_stored: bool = False
 
 
-class SurveyAnswer(msgspec.Struct, frozen=True, array_like=True):
+class ReplicasAnswer(msgspec.Struct, frozen=True, array_like=True):
     """`known`: the owners that the receiver knows; in a large swarm the sender may never have met an owner."""
 
     statuses: Annotated[list[CopyStatus], Meta(max_length=MAX_SHARDS)]

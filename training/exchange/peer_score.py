@@ -21,7 +21,7 @@ from p2pnode.overlay.environment import Clock, Log
 from p2pnode.overlay.peers import Contact
 from p2pnode.training.encoding.frames import BadFrame
 
-#: With the first timeout, a survey and the first answer of another owner within the detection bound of 10 s.
+#: With the first timeout, a replica query and the first answer of another owner within the detection bound of 10 s.
 UNREACHED_S, UNANSWERED = 4.0, 3
 #: The first look, and each later one. A member that was killed is found dead before its relay is looked for often.
 FIRST_LOOK_S, LOOK_S = 1.0, 5.0
@@ -131,7 +131,7 @@ class PeerScore:
 
     def foreign(self, node: bytes) -> None:
         """It sent a request of another swarm: no barrier waits for its steps."""
-        if not self.is_ignored(node):
+        if not self.is_quarantined(node):
             self._ignore(node, "foreign")
 
     def _ignore(self, node: bytes, reason: Reason) -> None:
@@ -141,7 +141,7 @@ class PeerScore:
 
     # -- what follows -------------------------------------------------------------------------------------------
 
-    def is_ignored(self, node: bytes) -> bool:
+    def is_quarantined(self, node: bytes) -> bool:
         """Whether it counts as gone whatever it answers, and no barrier waits for it."""
         ignored = self._ignored.get(node) if self._ignored else None
         return ignored is not None and self._now_s() < ignored[0]

@@ -37,7 +37,7 @@ from p2pnode.training.exchange.messages import decode, encode, read_record
 from p2pnode.training.exchange.peer_score import PeerScore
 from p2pnode.training.swarm import Swarm
 
-Kind = Literal["push", "pull", "forward", "state", "fetch", "seek", "mend", "question"]
+Kind = Literal["push", "pull", "forward", "state", "fetch", "request_repair", "repair", "question"]
 
 #: Pairs of kind and peer kept; the one that was used longest ago is dropped.
 MAX_KEYS = 1024

@@ -117,7 +117,7 @@ class SwarmView:
         In a large swarm the owner of a shard may be a node that this one has never met, so an unknown node is not dead.
         Nor is one that another member reaches: there is a hole between it and this node.
         """
-        if self.score.is_ignored(node_id):
+        if self.score.is_quarantined(node_id):
             return True
         if self.score.relay(node_id):
             return False
@@ -127,9 +127,9 @@ class SwarmView:
             return False
         return self.score.failed_within(node_id, UNKNOWN_FAILED_S) or self._swarm.is_gone(node_id)
 
-    def heeded(self) -> list[Peer]:
+    def not_quarantined(self) -> list[Peer]:
         """The members that this node does not ignore."""
-        return [peer for peer in self._swarm.members() if not self.score.is_ignored(peer.node_id)]
+        return [peer for peer in self._swarm.members() if not self.score.is_quarantined(peer.node_id)]
 
     def median_step(self) -> int:
         """The median completed step of the known workers, this node included. With two nodes it is the larger step."""
@@ -139,7 +139,7 @@ class SwarmView:
         """`median_step` among the workers that were heard since then: a dead one is at its last step for as long as
         nobody has missed it."""
         now = self._clock.monotonic()
-        others = [peer.step for peer in self.heeded() if peer.last_heard >= since and peer.is_worker(now)]
+        others = [peer.step for peer in self.not_quarantined() if peer.last_heard >= since and peer.is_worker(now)]
         if len(others) == 1 and self._run.has_begun and others[0] > _furthest(self._run.step):
             others.clear()  # promise 7: no third node contradicts a single other one
         steps = sorted([self._run.step, *others])
@@ -192,7 +192,7 @@ class SwarmView:
 
     def _median_step_seconds(self) -> float:
         now = self._clock.monotonic()
-        peers = [peer for peer in self.heeded() if peer.step_seconds > 0.0 and peer.is_worker(now)]
+        peers = [peer for peer in self.not_quarantined() if peer.step_seconds > 0.0 and peer.is_worker(now)]
         known = sorted(peer.step_seconds for peer in peers)
         return known[len(known) // 2] if known else 0.0
 
@@ -212,7 +212,7 @@ class SwarmView:
 
     def _has_eligible_others(self) -> bool:
         is_silent = self.score.is_silent
-        return any(self._swarm.may_own(peer) and not is_silent(peer.node_id) for peer in self.heeded())
+        return any(self._swarm.may_own(peer) and not is_silent(peer.node_id) for peer in self.not_quarantined())
 
     def invalidate(self) -> None:
         """Compute again, because membership or this node's step has changed.

@@ -37,13 +37,13 @@ KINDS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
     "compare": (moves.CompareCopies, moves.TransferResult),
     "final_done": (moves.FinalDone, moves.TransferResult),
     "final_buffers": (moves.FinalBuffers, moves.FinalBuffersAnswer),
-    "survey": (moves.ShardList, moves.SurveyAnswer),
+    "query_replicas": (moves.ShardList, moves.ReplicasAnswer),
     "fetch": (moves.Fetch, moves.ShardList),
-    "offer": (moves.ShardList, moves.ShardList),
-    "seek": (moves.FindDeltas, moves.FoundDeltas),
-    "mend": (moves.OfferedDeltas, moves.OfferedDeltasAnswer),
+    "offer_repair": (moves.ShardList, moves.ShardList),
+    "request_repair": (moves.FindDeltas, moves.FoundDeltas),
+    "repair": (moves.OfferedDeltas, moves.OfferedDeltasAnswer),
     "indirect": (steps.Indirect, steps.IndirectAnswer),
-    "appeal": (moves.ShardList, moves.TransferResult),
+    "request_takeover": (moves.ShardList, moves.TransferResult),
     "lacking": (moves.FindLacking, moves.LackingDeltas),
 }
 #: What is told of a shard in bodies: in requests of these names, or in answers.

@@ -18,7 +18,7 @@ SHARDS = 4
 VALUES = 16
 PullCodec = Literal["auto", "float32", "bfloat16", "int8", "int4", "sparse"]
 #: Requests at whose moment a node is killed: those that move a shard, or a delta on its way to the backup.
-MOMENTS = ("hand_over", "hand_over", "state", "learn", "forward", "survey", "mend", "push")
+MOMENTS = ("hand_over", "hand_over", "state", "learn", "forward", "query_replicas", "repair", "push")
 
 
 def delta_of(name: str, incarnation: int, step: int) -> Vector:
@@ -118,7 +118,7 @@ class Tally:
     #: Identities that states do not list any more.
     forgotten: int = 0
     clipped: int = 0
-    #: Shards of replicas that were compared because they follow the same chain.
+    #: Shards of replicas that were compared because they follow the same publication.
     followers: int = 0
     #: Longest wait for an acknowledgement or a fresh value: of all, and of those that one fault at most had struck.
     longest_s: float = 0.0

@@ -77,8 +77,8 @@ class HistoryChecks(HistoryFaults):
         for member in self.world.running():
             assert member.exchange is not None
             self.ledger.check_node(member.contact.node_id, member.starts, member.exchange)
-            if member.exchange.counters.chain_mismatches:
-                raise self.ledger.broken(f"{member.name} has followed a chain to other bits than its owner's")
+            if member.exchange.counters.publication_mismatches:
+                raise self.ledger.broken(f"{member.name} has followed a publication to other bits than its owner's")
         await self._check_replicas()
         await self._quiet()
         for shard in range(SHARDS):
@@ -120,11 +120,12 @@ class HistoryChecks(HistoryFaults):
         await asyncio.gather(*(exchange.pull_final(10**6, QUIET_S) for exchange in exchanges.values()))
         for name, exchange in exchanges.items():
             self._check_replica(name, exchange, "float32")
-            if exchange.counters.chain_mismatches:
+            if exchange.counters.publication_mismatches:
                 raise self.ledger.broken(f"{name} had other bits than those published, although nothing damages any")
 
     def _check_followers(self, exchanges: dict[str, Exchange]) -> None:
-        """Nodes at one position of a chain hold the same bits, near to the owner's value; owners hold their own."""
+        """Nodes at one position of a publication hold the same bits, near to the owner's value; owners hold their
+        own."""
         held: dict[tuple[int, Position], tuple[str, Vector]] = {}
         for name, exchange in exchanges.items():
             replica = exchange.replica
@@ -137,7 +138,7 @@ class HistoryChecks(HistoryFaults):
                     self.tally.followers += 1
                 owner, state = self._owner(shard)
                 apart, largest = np.abs(mine - state.value).max(), np.abs(state.value).max()
-                # A sparse chain leaves most of a value for later.
+                # A sparse publication leaves most of a value for later.
                 if self.plan.settings.pull_codec != "sparse" and apart > PUBLISHED_APART * largest + 0.1:
                     raise self.ledger.broken(f"{name} follows shard {shard} of {owner.name} {apart} apart")
 
@@ -157,10 +158,10 @@ class HistoryChecks(HistoryFaults):
         nothing is new for it, although it pulls whole values now."""
         owner, state = self._owner(shard)
         assert owner.exchange is not None
-        chain, replica = owner.exchange.publisher._chains.get(shard), exchange.replica
-        if chain is None or chain.published.source.version != state.version:
+        publication, replica = owner.exchange.publisher._publications.get(shard), exchange.replica
+        if publication is None or publication.published.source.version != state.version:
             return False
-        return np.array_equal(replica.slice_of(shard), chain.published.value)
+        return np.array_equal(replica.slice_of(shard), publication.published.value)
 
 
 def _waiting(member: Member) -> list[int]:

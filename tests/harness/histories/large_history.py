@@ -154,7 +154,7 @@ class LargeHistory:
         chance = random.Random(f"{self.seed}/{member.name}/{member.starts}/steps")
         clock, node_id = self.world.clock, member.contact.node_id
         gate = BarrierWaiter(overlay, self.barrier, self._barrier_settings, clock)  # type: ignore[arg-type]
-        gate.leave_out(exchange.view.score.is_ignored)
+        gate.exclude(exchange.view.score.is_quarantined)
         step = exchange.view.median_step()
         exchange.begin_at(step)
         overlay.step, overlay.activity = step, Activity.TRAINING

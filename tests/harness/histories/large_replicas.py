@@ -37,7 +37,7 @@ class LargeReplicas:
                 # A node copies what it owns: exact, even if it has handed the shard over since.
                 if not np.array_equal(pulled, rounded) and not np.array_equal(pulled, exact):
                     raise self._ledger.broken(f"{name} has pulled shard {shard} of {owners[shard]}: other values")
-                if exchange.counters.chain_mismatches:
+                if exchange.counters.publication_mismatches:
                     raise self._ledger.broken(
                         f"{name} had other bits than those published, although nothing damages any"
                     )

@@ -60,7 +60,7 @@ class RecordingExchange:
             median_step=lambda: self.median,
             median_step_of_those_heard=lambda since: self.median if since <= self.asked_at else 0,
             worker_count=lambda: self.workers,
-            score=SimpleNamespace(is_ignored=lambda _node: False),
+            score=SimpleNamespace(is_quarantined=lambda _node: False),
         )
 
     def advance(self, step: int) -> None:
@@ -172,7 +172,7 @@ class LoopBench:
             wait=self._wait,
             ask=self._ask,
             barrier=make_barrier(BarrierSettings(method="bsp" if self.exchange.synchronous else "pssp")),
-            leave_out=lambda _is_left_out: None,
+            leave_out=lambda _is_excluded: None,
         )
         fakes: Any = (self.swarm, self.exchange)
         return StepLoop(

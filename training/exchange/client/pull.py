@@ -22,10 +22,10 @@ from p2pnode.training.codec_choice import CodecChoice
 from p2pnode.training.cooperative import light
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
-from p2pnode.training.encoding.pull_codecs import follows_chains, whole_codec
-from p2pnode.training.exchange.client.follower import ChainFollower
+from p2pnode.training.encoding.pull_codecs import subscribes, whole_codec
 from p2pnode.training.exchange.client.joiner_relief import JoinerRelief
 from p2pnode.training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
+from p2pnode.training.exchange.client.subscriber import Subscriber
 from p2pnode.training.exchange.counters import Counters
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
@@ -95,7 +95,7 @@ class PullClient:
         self._log = self.environment.log
         #: Why shards do not arrive.
         self.obstacles = Obstacles()
-        self._follower = ChainFollower(self.store, self.replica, self.counters, self.rpc.turns, self.environment)
+        self._follower = Subscriber(self.store, self.replica, self.counters, self.rpc.turns, self.environment)
         #: All shards, those first that were updated longest ago.
         self._order = dict.fromkeys(range(len(self.store)))
         self._download: Job | None = None
@@ -241,7 +241,7 @@ class PullClient:
 
     def _message(self, shards: list[int], job: Job, *, takes_copies: bool) -> Pull:
         settings, pushed, wanted = self.settings, self.codec.codec, []
-        follows = follows_chains(settings, pushed) and not job.is_final
+        follows = subscribes(settings, pushed) and not job.is_final
         for shard in shards:
             # The same term and version as another node's copy do not make it the same bits: a final pull asks for all.
             term, version = (ZERO_TERM, 0) if job.is_final else self.replica.version_of(shard)
@@ -289,7 +289,7 @@ class PullClient:
     ) -> bool:
         """Take the value of a shard, or its changes; False if it does not fit, and is to be asked for again."""
         shard, is_copy = result.shard, result.status == "copy"
-        if result.chain:
+        if result.publication:
             arrays, payload_bytes = await self._follower.read(reader, result, memory)
             self.counters.bytes_received += payload_bytes
         else:
@@ -304,7 +304,7 @@ class PullClient:
             return False  # promise 1: this owner was replaced; the next round asks for the higher term
         if is_copy and shard not in job.waiting:
             return False  # the owner was faster
-        if result.chain:
+        if result.publication:
             if not await self._follower.take(result, arrays):
                 return False
         else:

@@ -1,16 +1,17 @@
 """The published value of a shard: what its followers hold, and the last encoded changes that lead to it. Pure.
 
-An owner that adds to its value x all the time keeps beside it the *published value* p. A tick encodes x − p once for
-all who pull, and adds to p what they will decode: `q = Q(x − p)`, `p ← p + decode(q)`. What Q rounds off stays in x − p
-and comes with the next tick: error feedback without a residual of its own (Seide et al. 2014; at a server: Tang et al.
-2019, DoubleSqueeze). A puller that has p of version u gets the changes after u, or p as a whole where that is less. The
-operations on float32 are the same at owner and follower, so all who follow hold the same bits; a digest proves it.
+An owner that adds to its value x all the time keeps beside it the *published value* p. The next version encodes x − p
+once for all who pull, and adds to p what they will decode: `q = Q(x − p)`, `p ← p + decode(q)`. What Q rounds off stays
+in x − p and comes with the version after: error feedback without a residual of its own (Seide et al. 2014; at a server:
+Tang et al. 2019, DoubleSqueeze). A puller that has p of version u gets the changes after u, or p as a whole where that
+is less. The operations on float32 are the same at owner and follower, so all who follow hold the same bits; a digest
+proves it.
 
-A chain begins with p = x rounded to bfloat16: those who enter at its beginning, at the start of a swarm and after a
-take-over all at once, are sent two bytes per value, and what was rounded off comes with the first change. A follower
+A publication begins with p = x rounded to bfloat16: those who enter at its beginning, at the start of a swarm and after
+a take-over all at once, are sent two bytes per value, and what was rounded off comes with the first change. A follower
 that enters later is sent float32, because p is no longer exact in bfloat16: four bytes once, and then the same bits.
 
-A `Published` is never changed. A tick makes a new one, so that an answer that is still being sent keeps the old.
+A `Published` is never changed. The next version is a new one, so that an answer that is still being sent keeps the old.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from p2pnode.training.exchange.terms import Term
 from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH, has_length
 
 DIGEST_BYTES = 8
-CHAIN_BYTES = 8
+PUBLICATION_ID_BYTES = 8
 #: Changes kept at most; with sparse ones their number is what limits the work of a follower that catches up. And the
 #: part of the value that they take at most, but for the last one: three of int4 are less.
 MAX_CHANGES, KEPT_PART = 64, 0.5
@@ -53,10 +54,10 @@ class ApproximatedState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """`value` is p, float32[n], in its `version`, counted from 0 in each chain. `source`: p is near to the state of
-    the shard at that version. `changes` are the last ones, oldest first."""
+    """`value` is p, float32[n], in its `version`, counted from 0 in each publication. `source`: p is near to the state
+    of the shard at that version. `changes` are the last ones, oldest first."""
 
-    chain: bytes
+    publication: bytes
     version: int
     value: Vector
     digest: bytes
@@ -82,7 +83,7 @@ class Published:
 
     @property
     def last_bytes_per_value(self) -> float:
-        """Size of the last change; 0 at the beginning of a chain."""
+        """Size of the last change; 0 at the beginning of a publication."""
         return len(self.changes[-1].payload) / max(1, self.value.size) if self.changes else 0.0
 
 
@@ -101,14 +102,14 @@ def digest_of(value: Vector) -> bytes:
     return digest.digest()
 
 
-def begin(chain: bytes, value: Vector, source: ApproximatedState) -> Published:
-    """A new chain from a shard's value, `float32[n]`."""
+def begin(publication: bytes, value: Vector, source: ApproximatedState) -> Published:
+    """A new publication from a shard's value, `float32[n]`."""
     rounded = np.empty(value.size, dtype=np.float32)
     codecs.decode(codecs.encode(value, "bfloat16"), "bfloat16", rounded)
-    return Published(chain, 0, rounded, digest_of(rounded), source)
+    return Published(publication, 0, rounded, digest_of(rounded), source)
 
 
-def tick(
+def next_version(
     published: Published,
     value: Vector,
     source: ApproximatedState,
@@ -122,7 +123,7 @@ def tick(
     advanced = apply(published.value, codec, payload)
     changes = (*published.changes, Change(published.version + 1, codec, payload))
     return Published(
-        published.chain,
+        published.publication,
         published.version + 1,
         advanced,
         digest_of(advanced),

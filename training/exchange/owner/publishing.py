@@ -1,13 +1,13 @@
-"""Publishes the values of the shards of one owner as chains of changes (`training.exchange.owner.published`).
+"""Publishes the values of the shards of one owner, and their changes (`training.exchange.owner.published`).
 
-A chain begins when somebody who follows first asks for a shard, and is dropped when nobody has asked for long: the
-published value costs as much memory as the value. A tick comes when somebody asks and something was added since the
-last one, but no more often than followers can bear: they are sent about `BYTES_PER_STEP` per value and median step. Who
-has the present version already is sent one change by a tick, and so waits half as long for it. Under bsp every barrier
-is a tick, because the puller must see the deltas of its step.
+A publication begins when somebody who follows first asks for a shard, and is dropped when nobody has asked for long:
+the published value costs as much memory as the value. A version is made when somebody asks and something was added
+since the last one, but no more often than followers can bear: they are sent about `BYTES_PER_STEP` per value and median
+step. Who has the present version already is sent one change by a version, and so waits half as long for it. Under bsp
+every barrier makes a version, because the puller must see the deltas of its step.
 
-At a hand-over the chain goes on at the new owner, which has followed it. Its replica has the published value, or lacks
-changes that come with the hand-over. A node that has not followed, or takes over, begins a new chain.
+At a hand-over the publication goes on at the new owner, which has followed it. Its replica has the published value, or
+lacks changes that come with the hand-over. A node that has not followed, or takes over, begins a new publication.
 
 Encoding, decoding and the digest run off the event loop. The value of the shard may change meanwhile: a change then has
 some values before and some after a delta, and the next one corrects it, like everything that was rounded off.
@@ -30,13 +30,13 @@ from p2pnode.training.encoding.codecs import CodecName, Vector
 from p2pnode.training.encoding.frames import FrameReader, Part, encoded_frames, framed_bytes, read_encoded
 from p2pnode.training.encoding.pull_codecs import WHOLE
 from p2pnode.training.exchange.owner.published import (
-    CHAIN_BYTES,
+    PUBLICATION_ID_BYTES,
     ApproximatedState,
     Change,
     Published,
     begin,
     continued,
-    tick,
+    next_version,
 )
 from p2pnode.training.exchange.ownership_messages import HandOver, PublishedHead
 from p2pnode.training.exchange.store.records import Owned
@@ -45,19 +45,19 @@ from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import MAX_BELIEVED
 
-#: With int4, of 0.53 bytes per value, a tick comes about every step; smaller changes come more often.
+#: With int4, of 0.53 bytes per value, a version comes about every step; smaller changes come more often.
 BYTES_PER_STEP = 0.6
-#: A chain that nobody has asked for during so many median steps, and at least so long, is dropped.
+#: A publication that nobody has asked for during so many median steps, and at least so long, is dropped.
 UNUSED_STEPS, UNUSED_S = 20.0, 120.0
 
 
 @dataclass(slots=True)
-class _Chain:
+class _Publication:
     """The published value of a shard, of one ownership of it; times in monotonic seconds."""
 
     owned: Owned
     published: Published
-    ticked_at: float
+    made_at: float
     asked_at: float
     #: The published version that the backup, which may own the shard next, had when it asked last.
     backup_has: int = 0
@@ -80,7 +80,7 @@ def changes_of(shard: int, published: Published, changes: Sequence[Change]) -> S
 
 
 class _Due(NamedTuple):
-    """A tick to be made, or the beginning of a chain: where there is no `former` to go on from."""
+    """A version to be made, or the beginning of a publication: where there is no `former` to go on from."""
 
     shard: int
     owned: Owned
@@ -91,8 +91,8 @@ class _Due(NamedTuple):
 
 @dataclass(eq=False)
 class Publisher:
-    """The chains of the shards that this node owns. `choose` names the codec of the next change; while that is one for
-    whole values nothing is published."""
+    """The publications of the shards that this node owns. `choose` names the codec of the next change; while that is
+    one for whole values nothing is published."""
 
     store: ShardStore
     replica: Replica
@@ -106,25 +106,29 @@ class Publisher:
         self._clock = self.environment.clock
         self._entropy = self.environment.entropy
         self._executor = self.environment.executor
-        self._chains: dict[int, _Chain] = {}
+        self._publications: dict[int, _Publication] = {}
         self._one_at_a_time = asyncio.Lock()
 
     def published(self, shard: int) -> Published | None:
         """The published value of a shard that this node owns, if it has one, and if changes are chosen at all."""
-        chain = self._chains.get(shard)
-        if chain is None or self.choose() in WHOLE or self.store.owned.get(shard) is not chain.owned:
+        publication = self._publications.get(shard)
+        if publication is None or self.choose() in WHOLE or self.store.owned.get(shard) is not publication.owned:
             return None
-        return chain.published
+        return publication.published
 
-    def first_value(self, shard: int, chain: bytes) -> Vector | None:
-        """The first published value of a chain, which is never written to; None if the chain has gone on, or is
-        another."""
+    def first_value(self, shard: int, publication: bytes) -> Vector | None:
+        """The first published value of a publication, which is never written to; None if the publication has gone on,
+        or is another."""
         published = self.published(shard)
-        return published.value if published is not None and (published.chain, published.version) == (chain, 0) else None
+        return (
+            published.value
+            if published is not None and (published.publication, published.version) == (publication, 0)
+            else None
+        )
 
     async def publish(self, follower: bytes, asked: Iterable[tuple[int, Position]]) -> None:
-        """A node asks for shards, and has these positions: begin the chains that are missing, and make the ticks
-        due."""
+        """A node asks for shards, and has these positions: begin the publications that are missing, and make the
+        versions due."""
         codec = self.choose()
         if codec in WHOLE:
             return
@@ -145,23 +149,23 @@ class Publisher:
             # While the shard moves the value does not change, and the new owner goes on from this version.
             return None
         source = ApproximatedState(owned.rank_term, owned.state.version)
-        chain = self._chains.get(shard)
-        if chain is None or chain.owned is not owned:
-            return _Due(shard, owned, None, self._entropy.token(CHAIN_BYTES), source)
-        former = chain.published
-        chain.asked_at = now
-        if position.chain == former.chain and follower in owned.target_ids():
-            chain.backup_has = position.published
+        publication = self._publications.get(shard)
+        if publication is None or publication.owned is not owned:
+            return _Due(shard, owned, None, self._entropy.token(PUBLICATION_ID_BYTES), source)
+        former = publication.published
+        publication.asked_at = now
+        if position.publication == former.publication and follower in owned.target_ids():
+            publication.backup_has = position.published
         wait_s = min(1.0, former.last_bytes_per_value / BYTES_PER_STEP) * step_s
-        if position == (former.chain, former.version):
+        if position == (former.publication, former.version):
             wait_s /= 2
-        is_early = not self.synchronous and now - chain.ticked_at < wait_s
+        is_early = not self.synchronous and now - publication.made_at < wait_s
         if is_early or former.source.version == source.version:
             return None
-        return _Due(shard, owned, former, former.chain, source)
+        return _Due(shard, owned, former, former.publication, source)
 
     async def _make(self, due: list[_Due], codec: CodecName, now: float) -> None:
-        """Make these ticks, and put each in the place of its former version: both are in memory meanwhile."""
+        """Make these versions, and put each in the place of its former version: both are in memory meanwhile."""
         pauses = ThreadPauses(self._executor)
         made = await self._executor.run(_made, due, codec, self.sparse_values, pauses)
         for one, published in zip(due, made, strict=True):
@@ -170,20 +174,20 @@ class Publisher:
                 self._put(one.shard, one.owned, published, now)
 
     def _put(self, shard: int, owned: Owned, published: Published, now: float) -> None:
-        chain = self._chains.get(shard)
-        if chain is not None and chain.owned is owned:
-            chain.published, chain.ticked_at, chain.asked_at = published, now, now
+        publication = self._publications.get(shard)
+        if publication is not None and publication.owned is owned:
+            publication.published, publication.made_at, publication.asked_at = published, now, now
         else:
-            self._chains[shard] = _Chain(owned, published, now, now)
+            self._publications[shard] = _Publication(owned, published, now, now)
 
     def drop_unused(self) -> None:
-        """Drop the chains that nobody asks for any more, and those of shards that have another owner."""
-        if not self._chains:
+        """Drop the publications that nobody asks for any more, and those of shards that have another owner."""
+        if not self._publications:
             return  # as where values are pulled whole
         now, unused_s = self._clock.monotonic(), max(UNUSED_S, UNUSED_STEPS * self.view.median_step_seconds())
-        for shard, chain in list(self._chains.items()):
-            if self.store.owned.get(shard) is not chain.owned or now - chain.asked_at > unused_s:
-                del self._chains[shard]
+        for shard, publication in list(self._publications.items()):
+            if self.store.owned.get(shard) is not publication.owned or now - publication.asked_at > unused_s:
+                del self._publications[shard]
 
     # -- hand-over ----------------------------------------------------------------------------------------------
 
@@ -198,19 +202,19 @@ class Publisher:
                 continue
             # The last change in any case: other followers have not asked for it yet.
             last = max(0, published.version - 1)
-            has = min(self._chains[shard].backup_has, last)
+            has = min(self._publications[shard].backup_has, last)
             changes = published.since(has) or published.since(last) or ()
             sent.append(changes_of(shard, published, changes))
             (term, version), count = published.source, len(changes)
             heads.append(
-                PublishedHead(published.chain, published.version, published.digest, version, term, changes=count)
+                PublishedHead(published.publication, published.version, published.digest, version, term, changes=count)
             )
         return heads, Sending(
             itertools.chain.from_iterable(one.buffers for one in sent), sum(one.size_bytes for one in sent)
         )
 
     async def read_heads(self, message: HandOver, sender: bytes, reader: FrameReader) -> dict[int, Published]:
-        """The chains that go on here if the hand-over is accepted. Raises `BadFrame`."""
+        """The publications that go on here if the hand-over is accepted. Raises `BadFrame`."""
         work = list[_Following]()
         for info, head in zip(message.shards, message.published, strict=False):
             if info.shard >= len(self.store):
@@ -227,11 +231,11 @@ class Publisher:
             )
             if backed is None or backed.owner.node_id != sender or not is_believed:
                 continue
-            chain, held_version = self.replica.position_of(info.shard)
+            publication, held_version = self.replica.position_of(info.shard)
             lacking = head.published - held_version
-            if head.chain and chain == head.chain and 0 <= lacking <= len(changes):
+            if head.publication and publication == head.publication and 0 <= lacking <= len(changes):
                 source = ApproximatedState(head.rank, head.version)
-                last = Published(head.chain, head.published, _NO_VALUE, head.digest, source, tuple(changes))
+                last = Published(head.publication, head.published, _NO_VALUE, head.digest, source, tuple(changes))
                 missing = tuple(changes[len(changes) - lacking :])
                 work.append((info.shard, self.replica.slice_of(info.shard), missing, last))
         return await self._executor.run(_continued, work) if work else {}
@@ -243,7 +247,7 @@ class Publisher:
     @property
     def size_bytes(self) -> int:
         """Memory of all published values and their changes."""
-        found = (chain.published for chain in self._chains.values())
+        found = (publication.published for publication in self._publications.values())
         return sum(published.value.nbytes + published.change_bytes for published in found)
 
 
@@ -264,6 +268,6 @@ def _made(due: list[_Due], codec: CodecName, sparse_values: int, pauses: ThreadP
         if one.former is None:
             made.append(begin(one.name, value, one.source))
         else:
-            made.append(tick(one.former, value, one.source, codec, sparse_values))
+            made.append(next_version(one.former, value, one.source, codec, sparse_values))
         pauses.after(value.size)
     return made

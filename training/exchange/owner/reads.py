@@ -31,9 +31,9 @@ from p2pnode.training.exchange.owner.publishing import Publisher, Sending, chang
 from p2pnode.training.exchange.owner.validation import ShardInspector
 from p2pnode.training.exchange.ownership_messages import (
     Fetch,
+    ReplicasAnswer,
     ShardList,
     StateHead,
-    SurveyAnswer,
 )
 from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
 from p2pnode.training.exchange.rpc import ExchangeRpc
@@ -65,7 +65,7 @@ _NOTHING = Sending(iter(()), 0)
 def _followed(wanted: Wanted, term: Term, published: Published) -> tuple[PullResult, Sending]:
     """The answer to a puller that follows: nothing new, the changes that it lacks, or the published value."""
     shard = wanted.shard
-    changes = published.since(wanted.published) if wanted.chain == published.chain else None
+    changes = published.since(wanted.published) if wanted.publication == published.publication else None
     rank_term, version = published.source
     result = PullResult(
         shard,
@@ -73,7 +73,7 @@ def _followed(wanted: Wanted, term: Term, published: Published) -> tuple[PullRes
         term,
         version,
         rank=rank_term,
-        chain=published.chain,
+        publication=published.publication,
         published=published.version,
         digest=published.digest,
         changes=len(changes or ()),
@@ -138,7 +138,7 @@ class ReadHandler:
         """Register the request handlers."""
         self.rpc.register("pull", Pull, self._on_pull, waits=True)
         self.rpc.register("where_is", LocateOwners, self._on_where_is)
-        self.rpc.register("survey", ShardList, self._on_survey)
+        self.rpc.register("query_replicas", ShardList, self._on_query_replicas)
         self.rpc.register("fetch", Fetch, self._on_fetch)
 
     # -- pull ---------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class ReadHandler:
                 if shard in self.store.owned:
                     self.store.fold(shard, step)
         if pull.follows and not pull.is_final:
-            positions = [(wanted.shard, Position(wanted.chain, wanted.published)) for wanted in pull.shards]
+            positions = [(wanted.shard, Position(wanted.publication, wanted.published)) for wanted in pull.shards]
             await self.publisher.publish(sender.node_id, positions)
         results = []
         sending: list[Sending] = []
@@ -187,8 +187,9 @@ class ReadHandler:
             return PullResult(shard, "later"), _NOTHING
         state, rank_term = owned.state, owned.rank_term
         published = self.publisher.published(shard) if pull.follows and not pull.is_final else None
-        # A copy of a chain is compared by its place there: one of another chain has other bits in the same version.
-        if not wanted.chain and (wanted.term, wanted.version) == (rank_term, state.version):
+        # A copy of a publication is compared by its place there: one of another publication has other bits in the same
+        # version.
+        if not wanted.publication and (wanted.term, wanted.version) == (rank_term, state.version):
             return PullResult(shard, "same", owned.term, state.version), _NOTHING
         if published is not None:
             return _followed(wanted, owned.term, published)
@@ -215,12 +216,14 @@ class ReadHandler:
         known = [info for shard in shards if (info := self.store.redirect(shard)) is not None]
         return Response(encode(LocateOwnersAnswer(known)))
 
-    async def _on_survey(self, _sender: Contact, message: ShardList, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_query_replicas(
+        self, _sender: Contact, message: ShardList, _stream: AsyncIterator[Buffer]
+    ) -> Response:
         shards = [shard for shard in message.shards if shard < len(self.store)]
         pulled, step = self.replica.pulled_version, self.run.step
         statuses = [copy_status(self.store, shard, pulled(shard), step) for shard in shards]
         known = [info for shard in shards if (info := self.store.redirect(shard)) is not None]
-        return Response(encode(SurveyAnswer(statuses, known)))
+        return Response(encode(ReplicasAnswer(statuses, known)))
 
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self.store)]

@@ -1,8 +1,8 @@
-"""Takes over shards without a living owner, and answers fences. Both begin with a survey of the copies.
+"""Takes over shards without a living owner, and answers fences. Both begin with a query of the replicas.
 
 A take-over continues from the best reachable copy, and never while the owner answers that it owns the shard, nor while
 another member reaches the owner. An owner
-that learns of a term above its own makes the same survey. If that term has an owner, it yields. If another node has a
+that learns of a term above its own makes the same query. If that term has an owner, it yields. If another node has a
 better copy with history, it yields to that node. Otherwise it raises its term above the fence: a node that remembers
 the fence would reject this owner as long as its term is lower.
 """
@@ -20,7 +20,7 @@ from p2pnode.training.encoding.frames import BadFrame, FrameReader
 from p2pnode.training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
 from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
 from p2pnode.training.exchange.owner.delta_item import NO_VALUES
-from p2pnode.training.exchange.ownership_messages import CopyStatus, Fetch, ShardList, SurveyAnswer, TransferResult
+from p2pnode.training.exchange.ownership_messages import CopyStatus, Fetch, ReplicasAnswer, ShardList, TransferResult
 from p2pnode.training.exchange.peer_score import Nonsense
 from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
 from p2pnode.training.exchange.recovery.route_finder import SEARCH_WITHIN_S, RouteFinder
@@ -36,13 +36,13 @@ from p2pnode.training.shards.state import ShardState, last_steps
 from p2pnode.training.swarm import Swarm
 
 #: A replica is used only when no better copy was found for this long, because a backup may detect the failure this much
-#: later. With 5.5 s of detection and a survey this stays within the detection bound of 10 s.
+#: later. With 5.5 s of detection and a replica query this stays within the detection bound of 10 s.
 REPLICA_GRACE_S = 2.5
 #: How long after a search that found only replicas the next one starts.
 RECHECK_DELAY_S = 0.4
 #: How often the other nodes are asked whether they are ready, while a whole swarm restarts.
 RESUME_POLL_INTERVAL_S = 0.25
-#: Attempts to take every shard while a whole swarm restarts, and to survey a node: one may fail during its transfer.
+#: Attempts to take every shard while a whole swarm restarts, and to query a node: one may fail during its transfer.
 RESUME_ROUNDS = 3
 
 FoundCopies = list[tuple[Contact, CopyStatus]]
@@ -76,10 +76,11 @@ class Failover:
         #: with: the step of the node that had pulled them.
         self._reached: dict[bytes, int] = {}
         self._replica_steps: dict[int, int] = {}
-        self.rpc.register("appeal", ShardList, self._on_appeal)
+        self.rpc.register("request_takeover", ShardList, self._on_request_takeover)
 
-    async def _on_appeal(self, sender: Contact, message: ShardList, _stream: object) -> Response:
-        """Another node finds no owner. This one surveys before it takes over, and asks the known owner too."""
+    async def _on_request_takeover(self, sender: Contact, message: ShardList, _stream: object) -> Response:
+        """Another node finds no owner. This one queries the replicas before it takes over, and asks the known owner
+        too."""
         taken = []
         for shard in message.shards:
             # A node that others cannot dial owns nothing that it has no state of: its owner may start again.
@@ -97,11 +98,11 @@ class Failover:
     # -- take-over ----------------------------------------------------------------------------------------------
 
     async def take_over(self, shards: list[int]) -> None:
-        """Own shards whose owner is gone: survey the candidates, take the best copy, raise the term, announce it."""
+        """Own shards whose owner is gone: query the candidates, take the best copy, raise the term, announce it."""
         before = {shard: self.store.ownership.fence(shard) for shard in shards}
         # Promise 1: others may reach the owner, which goes on owning then.
         await self.routes.look(self.routes.owners_to_search(shards), SEARCH_WITHIN_S)
-        copies = await self._survey(shards)
+        copies = await self._query_replicas(shards)
         taken_over: list[OwnerInfo] = []
         from_replica = 0
         for shard in shards:
@@ -113,7 +114,7 @@ class Failover:
             # Promise 7: a broken copy is no model.
             is_in_range = await off_loop(self._executor, state.value.size, state.is_in_range)
             # Promise 1: two owners of a shard would each acknowledge deltas. If meanwhile another node took the shard,
-            # or this one became its owner or backup, the survey is void.
+            # or this one became its owner or backup, the replica query is void.
             if shard in self.store.owned or self.store.ownership.fence(shard) != before[shard]:
                 continue
             if not is_in_range:
@@ -165,7 +166,8 @@ class Failover:
             members = self.swarm.members()
             asked = [peer for peer in members if peer.activity is Activity.JOINING or peer.eligible]
             questions = (
-                self.rpc.try_ask(peer.contact, "survey", nothing, SurveyAnswer, QUESTION_TIMEOUT_S) for peer in asked
+                self.rpc.try_ask(peer.contact, "query_replicas", nothing, ReplicasAnswer, QUESTION_TIMEOUT_S)
+                for peer in asked
             )
             answered = len(members) - (await asyncio.gather(*questions)).count(None)
             if answered >= expected or self._clock.monotonic() >= deadline:
@@ -221,7 +223,7 @@ class Failover:
         if answer is not None:
             self.store.note_owners(answer.known)
 
-    async def _survey(self, shards: list[int]) -> dict[int, FoundCopies]:
+    async def _query_replicas(self, shards: list[int]) -> dict[int, FoundCopies]:
         """The copies that the candidates of these shards have."""
         asked: dict[bytes, tuple[Contact, dict[int, None]]] = {}
         # When a whole swarm starts again no node may own a shard yet, and any node may have a copy on disk.
@@ -231,20 +233,20 @@ class Failover:
             owner = [] if known is None or self.view.is_gone(known.owner.node_id) else [known.owner]
             for contact in [*candidates, *members, *owner]:
                 node = contact.node_id
-                if node != self.swarm.node_id and not self.view.score.is_ignored(node):
+                if node != self.swarm.node_id and not self.view.score.is_quarantined(node):
                     asked.setdefault(node, (contact, {}))[1][shard] = None
         found: dict[int, FoundCopies] = {shard: [] for shard in shards}
         await asyncio.gather(*(self._ask_copies(contact, list(wanted), found) for contact, wanted in asked.values()))
         return found
 
     async def _ask_copies(self, contact: Contact, wanted: list[int], found: dict[int, FoundCopies]) -> None:
-        survey, answer, is_not_served = ShardList(wanted), None, False
+        query, answer, is_not_served = ShardList(wanted), None, False
         # The others have trained on, and have what they pushed.
         peer = self.swarm.peers.get(contact.node_id)
         is_joining = peer is not None and peer.activity is Activity.JOINING
         for _ in range(RESUME_ROUNDS if self._resuming else 1):  # all are busy starting
             try:
-                answer = await self.rpc.ask(contact, "survey", survey, SurveyAnswer, QUESTION_TIMEOUT_S)
+                answer = await self.rpc.ask(contact, "query_replicas", query, ReplicasAnswer, QUESTION_TIMEOUT_S)
                 break
             except TransportError as error:
                 is_not_served = error.is_not_served
@@ -339,7 +341,7 @@ class Failover:
     async def _request_takeover(self, holder: Contact, shard: int) -> None:
         """Ask the holder of the best copy to take over; its own failure detector may need longer."""
         message = ShardList([shard])
-        await self.rpc.try_ask(holder, "appeal", message, TransferResult, QUESTION_TIMEOUT_S)
+        await self.rpc.try_ask(holder, "request_takeover", message, TransferResult, QUESTION_TIMEOUT_S)
 
     async def _fetch(self, shard: int, holder: Contact) -> tuple[Term, ShardState] | None:
         message = Fetch([shard])
@@ -358,7 +360,7 @@ class Failover:
     async def answer_challenges(self) -> None:
         """Survey the shards owned here of which others have seen a higher term; yield, or raise the term above it."""
         challenges = self.store.outranked()
-        copies = await self._survey(list(challenges))
+        copies = await self._query_replicas(list(challenges))
         raised: list[OwnerInfo] = []
         for shard, fence in challenges.items():
             found = copies[shard]

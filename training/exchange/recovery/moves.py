@@ -92,7 +92,7 @@ class ShardMoves:
                     snapshots.append(snapshot)
                     await yielder.after(snapshot[1].size_bytes // 4)
             if snapshots:
-                await self._send_states(to, snapshots, dict(zip(result.taken, result.chains, strict=False)))
+                await self._send_states(to, snapshots, dict(zip(result.taken, result.publications, strict=False)))
         finally:
             for head, _ in snapshots:
                 if (owned := self.store.owned.get(head.shard)) is not None:
@@ -122,10 +122,14 @@ class ShardMoves:
         owned.learner = to
         return snapshot
 
-    async def _send_states(self, to: Contact, snapshots: list[Snapshot], chains: dict[int, bytes]) -> None:
-        """`chains`: of which chain the receiver holds the first published value."""
+    async def _send_states(self, to: Contact, snapshots: list[Snapshot], publications: dict[int, bytes]) -> None:
+        """`publications`: of which publication the receiver holds the first published value."""
         first = self.publisher.first_value
-        bases = {shard: (chain, first(shard, chain)) for shard, chain in chains.items() if chain}
+        bases = {
+            shard: (publication, first(shard, publication))
+            for shard, publication in publications.items()
+            if publication
+        }
         snapshots, low = await self._executor.run(_with_low_bits, snapshots, bases)
         message = ShardList([head.shard for head, _ in snapshots])
         async with self.rpc.request("state", to, message, state_stream.body(snapshots, low)) as answer:
@@ -192,10 +196,10 @@ def _with_low_bits(
     """The snapshots, and per shard what its receiver's base lacks of the value, where that is less than the value."""
     found, low = list[Snapshot](), dict[int, Encoded]()
     for head, state in snapshots:
-        chain, base = bases.get(head.shard, (b"", None))
+        publication, base = bases.get(head.shard, (b"", None))
         if base is not None and (lacking := low_bits.encode(state.value, base)) is not None:
             low[head.shard] = lacking.low
-            found.append((msgspec.structs.replace(head, chain=chain, exceptions=lacking.exceptions), state))
+            found.append((msgspec.structs.replace(head, publication=publication, exceptions=lacking.exceptions), state))
         else:
             found.append((head, state))
     return found, low

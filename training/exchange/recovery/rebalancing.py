@@ -48,7 +48,7 @@ class JobKind(StrEnum):
     HAND_OVER = "hand_over"
     TAKE_OVER = "take_over"
     ANSWER_FENCES = "challenge"
-    RECONCILE = "mend"
+    RECONCILE = "repair"
     CONFIRM_BACKUP = "confirm"
     RESEND = "resend"
     FIND_ROUTES = "route"
@@ -208,8 +208,8 @@ class Rebalancer:
                 continue
             if owned.moving:
                 # A hand-over was under way. The backup may have become owner and chosen a new backup before it crashed.
-                # Become the backup of that dead owner, under the old term: a take-over then surveys all copies, and the
-                # newer one wins.
+                # Become the backup of that dead owner, under the old term: a take-over then queries all
+                # copies, and the newer one wins.
                 self._store.become_backup(shard, owned.backup, owned.term)
             else:
                 # It may only seem dead. A new term makes its copy rank below deltas added from now on.

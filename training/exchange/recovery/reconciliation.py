@@ -105,9 +105,9 @@ class SplitReconciler:
 
     def register(self) -> None:
         """Register the request handlers."""
-        self.rpc.register("offer", ShardList, self._on_offer, waits=True)
-        self.rpc.register("seek", FindDeltas, self._on_seek)
-        self.rpc.register("mend", OfferedDeltas, self._on_offered_deltas, waits=True)
+        self.rpc.register("offer_repair", ShardList, self._on_offer_repair, waits=True)
+        self.rpc.register("request_repair", FindDeltas, self._on_request_repair)
+        self.rpc.register("repair", OfferedDeltas, self._on_offered_deltas, waits=True)
 
     def on_change(self, change: PeerChange) -> None:
         """A node that was declared dead has returned: it may have been on the other side of a split."""
@@ -204,7 +204,7 @@ class SplitReconciler:
     async def _histories(self, owner: Contact, shards: list[int]) -> list[OwnedHistory]:
         if owner.node_id == self.swarm.node_id:
             return [self.history(shard) for shard in shards]
-        async with self.rpc.question(owner, "offer", ShardList(shards), QUESTION_TIMEOUT_S) as answer:
+        async with self.rpc.question(owner, "offer_repair", ShardList(shards), QUESTION_TIMEOUT_S) as answer:
             told, reader = self.rpc.decoded(owner, answer.head, ShardList).shards, FrameReader(answer.body)
             return [await self.rpc.record(owner, reader, shard, OwnedHistory) for shard in told]
 
@@ -261,7 +261,7 @@ class SplitReconciler:
 
     async def _seek_at(self, contact: Contact, shard: int, rows: Identities) -> None:
         """Put the deltas that one node has into the log. Raises `TransportError` and `BadFrame`."""
-        async with self.rpc.request("seek", contact, FindDeltas(shard, rows)) as answer:
+        async with self.rpc.request("request_repair", contact, FindDeltas(shard, rows)) as answer:
             reader = FrameReader(answer.body)
             for one in self.rpc.decoded(contact, answer.head, FoundDeltas).deltas:
                 item = await read_item(reader, shard, self.store.size(shard))
@@ -281,7 +281,7 @@ class SplitReconciler:
         size = sum(len(entry.payload) for _, entry in batch)
         self.counters.bytes_sent += size
         body = list_if_small(self._bodies(batch), size)
-        async with self.rpc.request("mend", owner, OfferedDeltas(deltas), body) as answer:
+        async with self.rpc.request("repair", owner, OfferedDeltas(deltas), body) as answer:
             return self.rpc.decoded(owner, answer.head, OfferedDeltasAnswer).refused
 
     def _bodies(self, batch: list[Logged]) -> Iterator[Buffer]:
@@ -303,7 +303,7 @@ class SplitReconciler:
 
     # -- answers to the other side ------------------------------------------------------------------------------
 
-    async def _on_offer(self, _sender: Contact, message: ShardList, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_offer_repair(self, _sender: Contact, message: ShardList, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self.store)]
         body = (buffer for shard in shards for buffer in record_frames(shard, self.history(shard)))
         return Response(encode(ShardList(shards)), body)
@@ -365,7 +365,9 @@ class SplitReconciler:
         (result,) = await self.deltas.accept(push, [item])
         return result.status
 
-    async def _on_seek(self, _sender: Contact, message: FindDeltas, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_request_repair(
+        self, _sender: Contact, message: FindDeltas, _stream: AsyncIterator[Buffer]
+    ) -> Response:
         shard, log = message.shard, self.store.log
         work = VALUES_PER_ROW * len(message.identities)
         found = await off_loop(self._executor, work, log.those_of, log.entries(shard), message.identities)

@@ -166,7 +166,7 @@ class Resending:
             )
         )
         size = sum(one.item.framed_bytes for one in found.values())
-        async with self.rpc.request("mend", owner, message, sized(frames, size)) as answer:
+        async with self.rpc.request("repair", owner, message, sized(frames, size)) as answer:
             result = self.rpc.decoded(owner, answer.head, OfferedDeltasAnswer)
         refused = dict.fromkeys(result.refused)
         rest: PushStatus = "ok" if result.added + len(refused) >= len(found) else "retry"

@@ -98,7 +98,7 @@ class RouteFinder:
             return [contact]
         if node not in self._needed():
             return []
-        others = [peer.contact for peer in self.view.heeded() if peer.eligible and peer.node_id != node]
+        others = [peer.contact for peer in self.view.not_quarantined() if peer.eligible and peer.node_id != node]
         fit = [
             one for one in others if not (self._score.is_unreached(one.node_id) or self.swarm.is_suspect(one.node_id))
         ]

@@ -131,7 +131,8 @@ class Backed:
     attempt: int = 0
     #: The owner has restarted and owns nothing: its backup takes over although the owner answers.
     owner_restarted: bool = False
-    #: Of a learner: the first published value of a chain, as it held it when it accepted the catch-up, and its chain.
+    #: Of a learner: the first published value of a publication, as it held it when it accepted the catch-up, and its
+    #: publication.
     base: tuple[bytes, Vector] | None = None
 
     @property

@@ -19,9 +19,9 @@ from p2pnode.training.exchange.terms import ZERO_TERM, Term
 
 
 class Position(NamedTuple):
-    """A place in a chain of changes: its name, and a published version."""
+    """A place in a publication of changes: its name, and a published version."""
 
-    chain: bytes
+    publication: bytes
     published: int
 
 
@@ -32,7 +32,7 @@ class Stamp(NamedTuple):
     writes: int
 
 
-#: Of a shard that is in no chain: the next answer of an owner that publishes one brings the whole.
+#: Of a shard that is in no publication: the next answer of an owner that publishes one brings the whole.
 NO_POSITION = Position(b"", 0)
 
 
@@ -42,8 +42,8 @@ class Replica:
     `vector` is the trainer's shared memory, `float32[total]`. Pulls change it through `writing`, so that a thread
     that reads a shard for a checkpoint knows whether it has changed.
 
-    A shard has a position in a chain while it holds that published value to the bit. Whatever else is recorded of it,
-    a version or a doubt, ends that.
+    A shard has a position in a publication while it holds that published value to the bit. Whatever else is recorded of
+    it, a version or a doubt, ends that.
     """
 
     def __init__(self, vector: Vector, bounds: Sequence[tuple[int, int]]) -> None:
@@ -95,12 +95,12 @@ class Replica:
         return None if term == ZERO_TERM else (term, version)
 
     def set_version(self, shard: int, term: Term, version: int, position: Position = NO_POSITION) -> None:
-        """The shard holds this version now and, if it was pulled from a chain, is in this position of it."""
+        """The shard holds this version now and, if it was pulled from a publication, is in this position of it."""
         self.shard_versions[shard] = (term, version)
         self._positions[shard] = position
 
     def position_of(self, shard: int) -> Position:
-        """Where the shard is in its owner's chain; `NO_POSITION` if what it holds is not a published value."""
+        """Where the shard is in its owner's publication; `NO_POSITION` if what it holds is not a published value."""
         return self._positions[shard]
 
     def doubt(self, shard: int) -> None:

@@ -280,20 +280,20 @@ class ShardStore:
         self.backed[shard] = Backed(owner=owner, term=term, attempt=attempt or 0)
         return True
 
-    def note_base(self, shard: int, owner: bytes, chain: bytes, value: Vector) -> bool:
-        """This node holds the first published value of a chain: the owner may send the state as what that lacks. False
-        if it waits for no state from this owner."""
+    def note_base(self, shard: int, owner: bytes, publication: bytes, value: Vector) -> bool:
+        """This node holds the first published value of a publication: the owner may send the state as what that lacks.
+        False if it waits for no state from this owner."""
         backed = self.backed.get(shard)
         if backed is None or backed.state is not None or backed.owner.node_id != owner:
             return False
-        backed.base = chain, value.copy()
+        backed.base = publication, value.copy()
         return True
 
-    def base(self, shard: int, chain: bytes) -> Vector | None:
-        """The first published value of a chain, as this learner held it when its catch-up began."""
+    def base(self, shard: int, publication: bytes) -> Vector | None:
+        """The first published value of a publication, as this learner held it when its catch-up began."""
         backed = self.backed.get(shard)
         found = None if backed is None else backed.base
-        return None if found is None or found[0] != chain else found[1]
+        return None if found is None or found[0] != publication else found[1]
 
     def take_state(self, shard: int, promised: Term, owner: Contact, state: ShardState) -> bool:
         """Add the buffered deltas to the state that has arrived; False if this node is no learner of the shard, or

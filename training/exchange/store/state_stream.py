@@ -117,7 +117,7 @@ def body(snapshots: list[tuple[StateHead, ShardState]], low: Mapping[int, Encode
     `low` and what the receiver holds of the shard."""
     for head, state in snapshots:
         yield from record_frames(head.shard, head)
-        if head.chain and low is not None:
+        if head.publication and low is not None:
             # Two bytes a value, as frames of bfloat16 have them.
             yield from encoded_frames(head.shard, low[head.shard], "bfloat16", Part.LOW, version=head.version)
         else:
@@ -165,8 +165,8 @@ async def read_state(
     if reason := await off_loop(executor, VALUES_PER_ROW * rows, implausible, head, most):
         raise BadFrame(f"the state of shard {head.shard} is not plausible: {reason}")
     size, parameters = store.size(head.shard), store.parameters(head.shard)
-    if head.chain:
-        value = await _completed(reader, head, store.base(head.shard, head.chain), size)
+    if head.publication:
+        value = await _completed(reader, head, store.base(head.shard, head.publication), size)
     else:
         value, _, _ = await read_array(reader, head.shard, Part.VALUE, size)
     momentum = None

@@ -307,10 +307,10 @@ def test_a_member_that_is_left_out_is_not_waited_for(method: BarrierMethod) -> N
     async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
         overlay.add(1, 0)
         overlay.add(2, MINE)
-        gate.leave_out(lambda node_id: node_id == node(1))
+        gate.exclude(lambda node_id: node_id == node(1))
         assert await gate.wait(MINE, 1.0) == 0.0
         assert not [asked for asked in overlay.asked if 1 in asked]
-        gate.leave_out(lambda node_id: node_id == node(2))
+        gate.exclude(lambda node_id: node_id == node(2))
         waiting = asyncio.create_task(gate.wait(MINE, 1.0))
         await asyncio.sleep(0.5)
         assert not waiting.done()

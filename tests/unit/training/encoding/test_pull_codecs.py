@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2pnode.training.encoding.codecs import CodecName
-from p2pnode.training.encoding.pull_codecs import change_codec, follows_chains, pull_codec, pulled_in, whole_codec
+from p2pnode.training.encoding.pull_codecs import change_codec, pull_codec, pulled_in, subscribes, whole_codec
 from p2pnode.training.settings import ExchangeSettings
 
 
@@ -25,7 +25,7 @@ def test_by_default_pulls_follow_the_pushes(
     """Also where the pushes' codec is chosen, and whatever it was before."""
     for settings in (ExchangeSettings(codec=codec), ExchangeSettings(codec="auto")):
         assert (pull_codec(settings, codec), whole_codec(settings, codec)) == (pulled, whole)
-        assert follows_chains(settings, codec) is follows
+        assert subscribes(settings, codec) is follows
     assert pulled_in(codec) == pulled
 
 

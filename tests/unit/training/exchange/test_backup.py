@@ -159,11 +159,11 @@ def test_a_state_without_its_base_is_refused() -> None:
     async def scenario() -> None:
         owner, store = owner_of("a"), store_of("b")
         swarm, context = handler_of(store)
-        context.replica.set_version(0, term(1, "a"), 0, Position(b"chain", 0))
+        context.replica.set_version(0, term(1, "a"), 0, Position(b"a name", 0))
         learn = Learn([claim(1)], [owner.promise(0).number])
-        assert (await swarm.deliver("learn", OWNER, learn, TransferResult)).chains == [b"chain"]
+        assert (await swarm.deliver("learn", OWNER, learn, TransferResult)).publications == [b"a name"]
         promised = owner.promise(0)
-        head = msgspec.structs.replace(describe(0, promised, owner.owned[0].state), chain=b"chain")
+        head = msgspec.structs.replace(describe(0, promised, owner.owned[0].state), publication=b"a name")
         body = [bytes(buffer) for buffer in state_stream.body([(head, owner.owned[0].state)], {0: bytes(8)})]
         assert store.begin_catch_up(0, term(1, "a"), OWNER, promised.number)
 
@@ -173,14 +173,14 @@ def test_a_state_without_its_base_is_refused() -> None:
 
         learn = Learn([claim(1)], [owner.promise(0).number])
         await swarm.deliver("learn", OWNER, learn, TransferResult)
-        other = msgspec.structs.replace(describe(0, owner.promise(0), owner.owned[0].state), chain=b"other")
+        other = msgspec.structs.replace(describe(0, owner.promise(0), owner.owned[0].state), publication=b"other")
         body = [bytes(buffer) for buffer in state_stream.body([(other, owner.owned[0].state)], {0: bytes(8)})]
         with pytest.raises(RequestRejected, match="its base is gone"):
             await swarm.deliver("state", OWNER, ShardList([0]), TransferResult, body)
 
-        context.replica.set_version(0, term(1, "a"), 1, Position(b"chain", 1))
+        context.replica.set_version(0, term(1, "a"), 1, Position(b"a name", 1))
         learn = Learn([claim(1)], [owner.promise(0).number])
-        assert (await swarm.deliver("learn", OWNER, learn, TransferResult)).chains == []
+        assert (await swarm.deliver("learn", OWNER, learn, TransferResult)).publications == []
 
     run(scenario())
 

@@ -25,7 +25,7 @@ ME, B, C = contact("a"), contact("b"), contact("c")
 def built(store: ShardStore) -> tuple[OwnerDirectory, ScriptedSwarm, Any]:
     swarm = ScriptedSwarm(ME, [B, C])
     swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer([])
-    swarm.answers["appeal"] = lambda *_: TransferResult([], [])
+    swarm.answers["request_takeover"] = lambda *_: TransferResult([], [])
     context = context_of(swarm, store)
     return directory_of(context), swarm, context
 
@@ -133,7 +133,7 @@ def test_this_node_takes_over_where_it_is_the_first_candidate() -> None:
         await directory.refresh([3])
 
         assert context.rebalance.collect_orphans() == [3]
-        assert not [one for one in swarm.requests if one[0] == "appeal"]
+        assert not [one for one in swarm.requests if one[0] == "request_takeover"]
 
     run(scenario())
 
@@ -150,7 +150,7 @@ def test_an_answer_of_a_candidate_names_the_owner() -> None:
         await directory.refresh([1])
 
         assert directory.by_owner([1]) == ([(C, [1])], [])
-        assert not [one for one in swarm.requests if one[0] == "appeal"]
+        assert not [one for one in swarm.requests if one[0] == "request_takeover"]
 
     run(scenario())
 

@@ -94,7 +94,16 @@ def test_requests_are_served_from_the_start_on() -> None:
     async def scenario(swarm: ScriptedSwarm, exchange: Exchange) -> None:
         assert not {"push", "pull", "forward"} & swarm.handlers.keys()
         await exchange.start()
-        assert {"push", "pull", "forward", "where_is", "learn", "state", "hand_over", "survey"} <= swarm.handlers.keys()
+        assert {
+            "push",
+            "pull",
+            "forward",
+            "where_is",
+            "learn",
+            "state",
+            "hand_over",
+            "query_replicas",
+        } <= swarm.handlers.keys()
         names = [task.get_name() for task in exchange._tasks]
         assert names == ["rebalancer", "fences"]
 

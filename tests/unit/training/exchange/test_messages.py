@@ -48,7 +48,7 @@ from p2pnode.training.exchange.ownership_messages import (
     OfferedDeltas,
     OwnedHistory,
     PublishedHead,
-    SurveyAnswer,
+    ReplicasAnswer,
     TransferResult,
 )
 from p2pnode.training.exchange.terms import MAX_SHARDS, Fence, OwnerInfo, Term
@@ -148,7 +148,7 @@ def test_the_longest_messages_fit_a_head() -> None:
         LocateOwners(shards, [owner] * MAX_SHARDS, fences),
         HandOver([owner] * MAX_SHARDS, [number] * MAX_SHARDS, [head] * MAX_SHARDS),
         TransferResult(shards, [owner] * MAX_SHARDS, [b"c" * 8] * MAX_SHARDS),
-        SurveyAnswer([status] * MAX_SHARDS, [owner] * MAX_SHARDS),
+        ReplicasAnswer([status] * MAX_SHARDS, [owner] * MAX_SHARDS),
         CompareCopies([digest] * MAX_SHARDS),
         FinalBuffers(bytes(MAX_BUFFERS_BYTES)),
         FinalBuffersAnswer(bytes(MAX_BUFFERS_BYTES)),

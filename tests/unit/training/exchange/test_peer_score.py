@@ -83,7 +83,7 @@ def test_a_member_that_answers_nothing_while_others_do_is_silent_until_it_answer
     assert one.score.is_silent(B)
     assert one.score.is_unreached(B)
     assert not one.score.is_silent(C)
-    assert not one.score.is_ignored(B)
+    assert not one.score.is_quarantined(B)
     assert one.score.quarantined() == [(B, "silent", 0.0)]
     assert one.events == [("member_quarantined", "silent")]
     one.score.answered(B)
@@ -145,18 +145,18 @@ def test_so_much_nonsense_has_a_member_ignored_for_a_minute() -> None:
     one.nonsense(3 * NONSENSE, apart_s=NONSENSE_S / (NONSENSE - 1))
     one.clock.now_s += NONSENSE_S
     one.nonsense(NONSENSE - 1)
-    assert not one.score.is_ignored(B)
+    assert not one.score.is_quarantined(B)
     assert one.score.quarantined() == one.events == []
     one.nonsense(1, apart_s=0.0)
-    assert one.score.is_ignored(B)
+    assert one.score.is_quarantined(B)
     assert not one.score.is_silent(B)
     assert one.score.quarantined() == [(B, "nonsense", IGNORED_S)]
     assert one.events == [("member_quarantined", "nonsense")]
     one.clock.now_s += IGNORED_S
-    assert not one.score.is_ignored(B)
+    assert not one.score.is_quarantined(B)
     assert one.score.quarantined() == []
     one.nonsense()
-    assert one.score.is_ignored(B)
+    assert one.score.is_quarantined(B)
 
 
 def test_what_this_node_hands_on_itself_is_no_ones_nonsense() -> None:
@@ -165,7 +165,7 @@ def test_what_this_node_hands_on_itself_is_no_ones_nonsense() -> None:
     for _ in range(NONSENSE):
         one.score.nonsense(A, "state")
         one.clock.now_s += APART_S
-    assert not one.score.is_ignored(A)
+    assert not one.score.is_quarantined(A)
     assert one.records == []
 
 
@@ -175,11 +175,11 @@ def test_a_foreign_node_is_ignored_whenever_it_is_met() -> None:
     for _ in range(2):
         one.score.foreign(B)
     assert one.events == [("member_quarantined", "foreign")]
-    assert one.score.is_ignored(B)
+    assert one.score.is_quarantined(B)
     one.clock.now_s += IGNORED_S
-    assert not one.score.is_ignored(B)
+    assert not one.score.is_quarantined(B)
     one.score.foreign(B)
-    assert one.score.is_ignored(B)
+    assert one.score.is_quarantined(B)
 
 
 def test_invented_members_take_no_memory() -> None:

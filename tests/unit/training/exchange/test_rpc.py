@@ -78,13 +78,13 @@ def test_a_node_of_another_swarm_is_ignored_for_a_while() -> None:
         rpc.register("where_is", LocateOwners, handle)
         message = encode(LocateOwners([0], []))
         for payload in (GENESIS + b"\xc1", GENESIS + message, b"other" * 3 + message):
-            assert not score.is_ignored(PEER.node_id)
+            assert not score.is_quarantined(PEER.node_id)
             with pytest.raises(RequestRejected):
                 await swarm.handlers["where_is"](PEER, payload, chunks([]))
-        assert score.is_ignored(PEER.node_id)
+        assert score.is_quarantined(PEER.node_id)
 
         await asyncio.sleep(IGNORED_S)
-        assert not score.is_ignored(PEER.node_id)
+        assert not score.is_quarantined(PEER.node_id)
 
     run(scenario(), limit_s=2 * IGNORED_S)
 

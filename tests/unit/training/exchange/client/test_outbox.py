@@ -54,7 +54,7 @@ def outbox_to_owner(answers: list[Any]) -> tuple[Outbox, ScriptedSwarm, Exchange
 
     swarm.answers["push"] = answer
     swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer([])
-    swarm.answers["appeal"] = lambda *_: TransferResult([], [])
+    swarm.answers["request_takeover"] = lambda *_: TransferResult([], [])
     store = store_of("a")
     for shard in range(len(store)):
         store.note_owner(shard, term(1, "b"), OWNER)

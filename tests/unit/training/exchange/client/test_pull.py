@@ -201,7 +201,7 @@ def test_a_pull_that_was_cut_off_goes_on_where_it_was() -> None:
 def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run after every two values; a shard that changes during its copy keeps the older version."""
     monkeypatch.setattr("p2pnode.training.cooperative.LIGHT_PASSES", 1)
-    for name in ("cooperative.VALUES_PER_TURN", "exchange.client.follower.VALUES_PER_COPY"):
+    for name in ("cooperative.VALUES_PER_TURN", "exchange.client.subscriber.VALUES_PER_COPY"):
         monkeypatch.setattr(f"p2pnode.training.{name}", 2)
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))
@@ -241,7 +241,7 @@ def test_own_shards_are_copied_in_turns_and_what_is_added_meanwhile_comes_next(m
 
 def test_an_own_shard_whose_copy_was_cut_off_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing takes the half of it for the version before; the next pull copies it again, and a checkpoint waits."""
-    for name in ("cooperative.VALUES_PER_TURN", "exchange.client.follower.VALUES_PER_COPY"):
+    for name in ("cooperative.VALUES_PER_TURN", "exchange.client.subscriber.VALUES_PER_COPY"):
         monkeypatch.setattr(f"p2pnode.training.{name}", 1)
     pulling, context, _ = pulling_over(Line(through=0))
     me = Contact(context.swarm.node_id, Address("10.0.0.2", 1))

@@ -85,7 +85,7 @@ def test_what_no_owner_can_be_sent_by_the_deadline_is_returned() -> None:
         store = store_of("a")
         swarm = ScriptedSwarm(ME, [OTHER])
         swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer([])
-        swarm.answers["appeal"] = lambda *_: TransferResult([], [])
+        swarm.answers["request_takeover"] = lambda *_: TransferResult([], [])
         settings = ExchangeSettings(codec="float32", weight="sum")
         context = context_of(swarm, store, settings=settings)
         client = pusher_of(context)

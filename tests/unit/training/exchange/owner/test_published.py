@@ -19,7 +19,7 @@ from p2pnode.training.exchange.owner.published import (
     apply_all,
     begin,
     digest_of,
-    tick,
+    next_version,
     whole,
 )
 from tests.harness.builders.stores import term
@@ -47,8 +47,8 @@ def encoded(published: Published) -> bytes:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_all_who_follow_hold_the_same_bits(seed: int) -> None:
-    """Twelve followers pull at random ticks, one enters late, codecs change in between: whoever is up to date has the
-    owner's published bits and their digest, whether it was sent changes or the whole."""
+    """Twelve followers pull at random versions, one enters late, codecs change in between: whoever is up to date has
+    the owner's published bits and their digest, whether it was sent changes or the whole."""
     print(f"seed {seed}")
     chance = random.Random(seed)
     x = values(seed)
@@ -58,7 +58,7 @@ def test_all_who_follow_hold_the_same_bits(seed: int) -> None:
     for version in range(1, 60):
         x = x + values(1000 * seed + version, scale=0.01)
         if chance.random() < 0.8:
-            published = tick(published, x, source(version), chance.choice(CODECS))
+            published = next_version(published, x, source(version), chance.choice(CODECS))
         for follower in range(12):
             if chance.random() < (0.05 if follower == 0 else 0.5):
                 position, value = held.get(follower, (-1, np.zeros(0, np.float32)))
@@ -79,13 +79,13 @@ def test_all_who_follow_hold_the_same_bits(seed: int) -> None:
 @pytest.mark.parametrize(
     ("codec", "share", "last"), [("bfloat16", 0.01, 1e-6), ("int8", 0.05, 1e-6), ("int4", 0.15, 1e-5)]
 )
-def test_what_is_rounded_off_comes_with_the_next_ticks(codec: CodecName, share: float, last: float) -> None:
-    """While x rests, |x − p| shrinks with every tick by the precision of the codec, to a few units of float32."""
+def test_what_is_rounded_off_comes_with_the_next_versions(codec: CodecName, share: float, last: float) -> None:
+    """While x rests, |x − p| shrinks with every version by the precision of the codec, to a few units of float32."""
     x = values(3)
     published = begin(b"c" * 8, x, source(0))
     off = [float(np.abs(x - published.value).max())]
     for version in range(1, 6):
-        published = tick(published, x, source(version), codec)
+        published = next_version(published, x, source(version), codec)
         off.append(float(np.abs(x - published.value).max()))
 
     assert off[0] > 1e-3
@@ -94,12 +94,12 @@ def test_what_is_rounded_off_comes_with_the_next_ticks(codec: CodecName, share: 
 
 
 def test_a_sparse_chain_brings_the_largest_differences_first() -> None:
-    """Of 3,000 values at most 94 a tick. What is left comes with the next ones, until p is near x everywhere."""
+    """Of 3,000 values at most 94 a version. What is left comes with the next ones, until p is near x everywhere."""
     x = values(3, scale=0.1)
     published = begin(b"c" * 8, np.zeros(SIZE, np.float32), source(0))
     off, sizes = [float(np.linalg.norm(x))], []
     for version in range(1, 200):
-        published = tick(published, x, source(version), "sparse")
+        published = next_version(published, x, source(version), "sparse")
         off.append(float(np.linalg.norm(x - published.value)))
         sizes.append(len(published.changes[-1].payload))
 
@@ -114,7 +114,7 @@ def test_a_chain_begins_in_bfloat16_and_goes_on_in_float32() -> None:
     x = values(4)
     x[0] = -0.0
     first = begin(b"c" * 8, x, source(0))
-    second = tick(first, x, source(1), "int8")
+    second = next_version(first, x, source(1), "int8")
 
     assert (first.whole_codec, second.whole_codec) == ("bfloat16", "float32")
     assert len(encoded(first)) == 2 * SIZE
@@ -129,7 +129,7 @@ def test_a_tick_leaves_the_former_value_as_it_was() -> None:
     x = values(5)
     first = begin(b"c" * 8, x, source(0))
     before = first.value.tobytes()
-    tick(first, x + 1, source(1), "int8")
+    next_version(first, x + 1, source(1), "int8")
     assert first.value.tobytes() == before
     assert digest_of(first.value) == first.digest
 
@@ -139,7 +139,7 @@ def test_changes_are_kept_while_they_cost_less_than_the_whole() -> None:
     x = values(6)
     published = begin(b"c" * 8, x, source(0))
     for version in range(1, 9):
-        published = tick(published, x + version, source(version), "int4")
+        published = next_version(published, x + version, source(version), "int4")
 
     assert [one.version for one in published.changes] == [6, 7, 8]
     assert published.change_bytes < KEPT_PART * published.value.nbytes
@@ -155,13 +155,13 @@ def test_the_last_change_is_kept_if_it_is_smaller_than_the_whole() -> None:
     """Of bfloat16 it takes half of it."""
     published = begin(b"c" * 8, values(6), source(0))
     for version in range(1, 4):
-        published = tick(published, values(6) + version, source(version), "bfloat16")
+        published = next_version(published, values(6) + version, source(version), "bfloat16")
     assert [one.version for one in published.changes] == [3]
 
 
 def test_a_change_that_is_no_smaller_than_the_whole_is_not_kept() -> None:
     """A shard of one value has changes of five bytes in int8: it is always sent whole."""
-    published = tick(begin(b"c" * 8, values(7, 1), source(0)), values(8, 1), source(1), "int8")
+    published = next_version(begin(b"c" * 8, values(7, 1), source(0)), values(8, 1), source(1), "int8")
     assert published.changes == ()
     assert published.since(0) is None
 
@@ -171,7 +171,7 @@ def test_the_number_of_changes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("p2pnode.training.exchange.owner.published.MAX_CHANGES", 2)
     published = begin(b"c" * 8, values(9), source(0))
     for version in range(1, 9):
-        published = tick(published, values(9), source(version), "int4")
+        published = next_version(published, values(9), source(version), "int4")
     assert [one.version for one in published.changes] == [7, 8]
     assert MAX_CHANGES >= 16
 

@@ -1,4 +1,4 @@
-"""When an owner begins a chain, when it ticks, and when it drops one."""
+"""When an owner begins a publication, when it makes a version, and when it drops one."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def publishing_owner(*, synchronous: bool = False, codec: CodecName = "int8") ->
 def position(publisher: Publisher) -> Position:
     published = publisher.published(0)
     assert published is not None
-    return Position(published.chain, published.version)
+    return Position(published.publication, published.version)
 
 
-def test_a_chain_begins_when_somebody_asks_and_ticks_when_something_was_added() -> None:
+def test_a_chain_begins_when_somebody_asks_and_has_a_version_when_something_was_added() -> None:
     """Not before, and not for what is known."""
 
     async def scenario() -> None:
@@ -69,7 +69,7 @@ def test_a_chain_begins_when_somebody_asks_and_ticks_when_something_was_added() 
         await publisher.publish(ASKER, [(0, position(publisher))])
         second = publisher.published(0)
         assert second is not None
-        assert (second.chain, second.version, second.source) == (first.chain, 1, (term(1, "a"), 1))
+        assert (second.publication, second.version, second.source) == (first.publication, 1, (term(1, "a"), 1))
         assert [change.codec for change in second.changes] == ["int8"]
         assert abs(float(second.value[0]) - 1.0) < 0.01
 
@@ -90,7 +90,7 @@ def test_the_thread_that_makes_changes_pauses_between_shards(monkeypatch: pytest
     run(scenario())
 
 
-def test_ticks_are_as_far_apart_as_the_followers_can_bear() -> None:
+def test_versions_are_as_far_apart_as_the_followers_can_bear() -> None:
     """A median step for a change of a byte per value; half of it for a follower that has the present version."""
     assert BYTES_PER_STEP < 8 / 4
 
@@ -116,13 +116,13 @@ def test_small_changes_come_more_often() -> None:
     async def scenario() -> None:
         publisher, store, _ = publishing_owner()
         await publisher.publish(ASKER, [(0, NO_POSITION)])
-        chain = publisher._chains[0]
-        chain.published = dataclasses.replace(chain.published, changes=(Change(1, "int8", b"x"),))
+        publication = publisher._publications[0]
+        publication.published = dataclasses.replace(publication.published, changes=(Change(1, "int8", b"x"),))
         store.add(0, delta(1))
-        for wait_s, ticks in [(0.4, 0), (0.05, 1)]:
+        for wait_s, versions in [(0.4, 0), (0.05, 1)]:
             await asyncio.sleep(wait_s * STEP_S)
             await publisher.publish(ASKER, [(0, NO_POSITION)])
-            assert position(publisher).published == ticks
+            assert position(publisher).published == versions
 
     run(scenario())
 
@@ -171,13 +171,13 @@ def test_another_ownership_of_the_shard_has_another_chain() -> None:
         store.own(0, state, term(5, "a"), context.rpc.me, 0.0, by_handover=False)
         assert publisher.published(0) is None
         await publisher.publish(ASKER, [(0, NO_POSITION)])
-        assert position(publisher).chain != before.chain
+        assert position(publisher).publication != before.publication
 
     run(scenario())
 
 
 def test_a_shard_that_is_lost_during_a_tick_is_not_published() -> None:
-    """The tick runs beside the loop; nobody is sent its result."""
+    """The version is made beside the loop; nobody is sent its result."""
 
     async def scenario() -> None:
         publisher, store, context = publishing_owner()
@@ -192,7 +192,7 @@ def test_a_shard_that_is_lost_during_a_tick_is_not_published() -> None:
 
 
 def test_two_who_ask_at_once_are_sent_one_version() -> None:
-    """The second waits for the tick of the first, although more was added since."""
+    """The second waits for the version of the first, although more was added since."""
 
     async def scenario() -> None:
         publisher, store, context = publishing_owner()
@@ -233,12 +233,12 @@ def test_a_chain_that_is_not_asked_for_is_dropped_and_its_memory_was_counted() -
     run(scenario())
 
 
-async def published_by_a(ticks: int) -> tuple[Publisher, ShardStore]:
-    """Owner a of shard 0, which b backs up, and a chain of so many ticks."""
+async def published_by_a(versions: int) -> tuple[Publisher, ShardStore]:
+    """Owner a of shard 0, which b backs up, and a publication of so many versions."""
     publisher, store, _ = publishing_owner(synchronous=True)
     store.owned[0].backup = contact("b")
     await publisher.publish(contact("b").node_id, [(0, NO_POSITION)])
-    for version in range(1, ticks + 1):
+    for version in range(1, versions + 1):
         store.add(0, delta(version))
         await publisher.publish(ASKER, [(0, NO_POSITION)])
     return publisher, store
@@ -281,7 +281,7 @@ def test_a_new_owner_goes_on_from_what_its_replica_holds(behind: int) -> None:
         assert size == sum(len(part) for part in sent)
         found = await handed_over(follower[0], heads, sent)
         assert found[0].value.tobytes() == last.value.tobytes()
-        assert (found[0].chain, found[0].version, found[0].source) == (last.chain, 2, last.source)
+        assert (found[0].publication, found[0].version, found[0].source) == (last.publication, 2, last.source)
 
         publisher, store = follower
         owned = store.own(0, store.backed[0].state, term(3, "b"), contact("b"), 0.0, by_handover=True)  # type: ignore[arg-type]
@@ -295,7 +295,7 @@ def test_a_new_owner_goes_on_from_what_its_replica_holds(behind: int) -> None:
 
 
 def test_a_new_owner_that_has_not_followed_begins_a_chain() -> None:
-    """Another chain, another value, too far behind, not the shard's owner: nothing goes on."""
+    """Another publication, another value, too far behind, not the shard's owner: nothing goes on."""
 
     async def scenario() -> None:
         former, _ = await published_by_a(2)
@@ -306,8 +306,8 @@ def test_a_new_owner_that_has_not_followed_begins_a_chain() -> None:
         assert [head.changes for head in heads] == [1]
         for place, value in [
             (Position(b"another.", last.version), last.value),
-            (Position(last.chain, last.version), last.value + 1),
-            (Position(last.chain, last.version + 1), last.value),
+            (Position(last.publication, last.version), last.value + 1),
+            (Position(last.publication, last.version + 1), last.value),
             (NO_POSITION, last.value),
         ]:
             follower, _ = backup_b(place, value)
@@ -323,7 +323,7 @@ def test_a_new_owner_that_has_not_followed_begins_a_chain() -> None:
 
 
 def test_while_whole_values_are_chosen_nothing_is_published() -> None:
-    """A chain from before rests; what is chosen is asked at every pull."""
+    """A publication from before rests; what is chosen is asked at every pull."""
 
     async def scenario() -> None:
         publisher, store, context = publishing_owner()

@@ -18,8 +18,8 @@ from p2pnode.training.exchange.messages import (
 from p2pnode.training.exchange.owner.published import digest_of
 from p2pnode.training.exchange.ownership_messages import (
     Fetch,
+    ReplicasAnswer,
     ShardList,
-    SurveyAnswer,
 )
 from p2pnode.training.exchange.store import state_stream
 from p2pnode.training.exchange.store.shard_store import ShardStore
@@ -90,21 +90,25 @@ def test_who_follows_is_sent_the_published_value_and_then_its_changes() -> None:
         _, _, codec = await read_array(FrameReader(chunks(body)), 0, Part.VALUE, 4)
         assert codec == "bfloat16"
 
-        here = Wanted(0, whole.term, 1, whole.chain, 0)
+        here = Wanted(0, whole.term, 1, whole.publication, 0)
         answer, body = await pulled(swarm, msgspec.structs.replace(follow, shards=[here]))
         (same,) = answer.results
-        assert (same.status, same.chain, same.digest, body) == ("same", whole.chain, whole.digest, [])
+        assert (same.status, same.publication, same.digest, body) == ("same", whole.publication, whole.digest, [])
 
         store.add(0, delta(2))
         answer, body = await pulled(swarm, msgspec.structs.replace(follow, shards=[here]))
         (result,) = answer.results
         assert (result.status, result.version, result.published, result.changes) == ("changes", 2, 1, 1)
-        assert result.chain == whole.chain
+        assert result.publication == whole.publication
         assert result.digest not in (b"", whole.digest)
         _, _, codec = await read_array(FrameReader(chunks(body)), 0, Part.CHANGE, 4)
         assert codec == "int8"
 
-        for place in (NOTHING, Wanted(0, whole.term, 2, b"another.", 1), Wanted(0, whole.term, 1, whole.chain, 9)):
+        for place in (
+            NOTHING,
+            Wanted(0, whole.term, 2, b"another.", 1),
+            Wanted(0, whole.term, 1, whole.publication, 9),
+        ):
             answer, body = await pulled(swarm, msgspec.structs.replace(follow, shards=[place]))
             (result,) = answer.results
             assert (result.status, result.published, result.changes) == ("value", 1, 0)
@@ -127,7 +131,7 @@ def test_an_owner_that_sends_whole_values_sends_them_to_followers_too() -> None:
             store.add(0, delta(version))
             answer, body = await pulled(swarm, follow)
             (result,) = answer.results
-            assert (result.status, result.chain, result.version) == ("value", b"", version)
+            assert (result.status, result.publication, result.version) == ("value", b"", version)
             value, _, codec = await read_array(FrameReader(chunks(body)), 0, Part.VALUE, 4)
             assert (codec, value.tolist()) == ("bfloat16", store.owned[0].state.value.tolist())
 
@@ -214,7 +218,7 @@ def test_a_survey_reports_each_shard_of_the_layout() -> None:
     async def scenario() -> None:
         swarm, _ = handler_of(owner_of("a"))
 
-        answer = await swarm.deliver("survey", PEER, ShardList([0, 1, 99]), SurveyAnswer)
+        answer = await swarm.deliver("query_replicas", PEER, ShardList([0, 1, 99]), ReplicasAnswer)
 
         assert [(status.shard, status.role) for status in answer.statuses] == [(0, "owner"), (1, "none")]
         assert [known.shard for known in answer.known] == [0]

@@ -10,7 +10,7 @@ import pytest
 from p2pnode.overlay.peers import Activity, Contact
 from p2pnode.overlay.transport import NOT_SERVED, TransportError
 from p2pnode.training.exchange.messages import IndirectAnswer, LocateOwnersAnswer, decode, encode
-from p2pnode.training.exchange.ownership_messages import CopyStatus, ShardList, SurveyAnswer, TransferResult
+from p2pnode.training.exchange.ownership_messages import CopyStatus, ReplicasAnswer, ShardList, TransferResult
 from p2pnode.training.exchange.recovery.failover import REPLICA_GRACE_S, Failover
 from p2pnode.training.exchange.store import state_stream
 from p2pnode.training.exchange.store.records import StoredState
@@ -39,9 +39,9 @@ def copy(role: Role, held: Term, version: int = 0) -> CopyStatus:
 def failover_of(store: ShardStore, *copies: CopyStatus) -> tuple[Failover, ScriptedSwarm, ExchangeContext]:
     """Node b has these copies, node c has none."""
     swarm = ScriptedSwarm(ME, [B, C])
-    swarm.answers["survey"] = lambda to, _payload: SurveyAnswer(list(copies) if to == B else [])
+    swarm.answers["query_replicas"] = lambda to, _payload: ReplicasAnswer(list(copies) if to == B else [])
     swarm.answers["where_is"] = lambda *_: LocateOwnersAnswer([])
-    swarm.answers["appeal"] = lambda *_: TransferResult([0], [])
+    swarm.answers["request_takeover"] = lambda *_: TransferResult([0], [])
     context = context_of(swarm, store)
     failover = Failover(
         swarm=context.swarm,
@@ -66,7 +66,7 @@ def test_an_owner_that_another_member_reaches_is_not_replaced() -> None:
         store = backup_of("a", "x", 3)
         failover, swarm, context = failover_of(store, copy("replica", term(3, "x"), 1))
         context.view.score.failed(contact("x"), "did not answer")
-        owned = encode(SurveyAnswer([copy("owner", term(3, "x"), 2)]))
+        owned = encode(ReplicasAnswer([copy("owner", term(3, "x"), 2)]))
         swarm.answers["indirect"] = lambda to, _: (
             IndirectAnswer(owned) if to == C else TransportError("timeout", to.address, "did not answer")
         )
@@ -123,7 +123,7 @@ def test_a_better_copy_is_asked_to_take_over() -> None:
         await failover.take_over([0])
 
         assert 0 not in store.owned
-        assert [to for name, to, _ in swarm.requests if name == "appeal"] == [B]
+        assert [to for name, to, _ in swarm.requests if name == "request_takeover"] == [B]
 
     run(scenario())
 
@@ -246,7 +246,7 @@ def test_a_request_to_take_over_has_the_known_owner_probed() -> None:
         _, swarm, context = failover_of(store)
         store.note_owner(0, term(2, "c"), C)
 
-        answer = await swarm.deliver("appeal", B, ShardList([0, 99]), TransferResult)
+        answer = await swarm.deliver("request_takeover", B, ShardList([0, 99]), TransferResult)
 
         assert answer == TransferResult([0], [OwnerInfo.of(0, term(2, "c"), C)])
         assert context.rebalance.collect_orphans() == [0]
@@ -263,7 +263,7 @@ def test_a_silent_node_does_not_stop_a_survey() -> None:
         failover, swarm, _ = failover_of(store)
         swarm.gone.append(IDS["x"])
         silence = TransportError("timeout", C.address, "was silent")
-        swarm.answers["survey"] = lambda to, _payload: silence if to == C else SurveyAnswer([])
+        swarm.answers["query_replicas"] = lambda to, _payload: silence if to == C else ReplicasAnswer([])
         await failover.take_over([0])
         assert 0 in store.owned
 
@@ -280,13 +280,13 @@ def test_an_owner_that_serves_no_exchange_owns_nothing() -> None:
         context.replica.set_version(0, term(3, "b"), 9)
         store.note_owner(0, term(3, "b"), B)
         rejected = TransportError("rejected", B.address, detail)
-        swarm.answers["survey"] = lambda to, _payload: rejected if to == B else SurveyAnswer([])
+        swarm.answers["query_replicas"] = lambda to, _payload: rejected if to == B else ReplicasAnswer([])
         for _ in range(8):
             await failover.take_over([0])
             await asyncio.sleep(0.5)
         return store
 
-    assert run(scenario(f"{NOT_SERVED} 'survey'")).owned[0].term == term(4, "a")
+    assert run(scenario(f"{NOT_SERVED} 'query_replicas'")).owned[0].term == term(4, "a")
     assert not run(scenario("you send more requests in a second than a member may")).owned
 
 
@@ -297,7 +297,7 @@ def test_a_restart_begins_a_generation_above_every_copy_of_before() -> None:
     async def scenario() -> None:
         store = store_of("a")
         failover, swarm, context = failover_of(store)
-        swarm.answers["survey"] = lambda *_: SurveyAnswer([])
+        swarm.answers["query_replicas"] = lambda *_: ReplicasAnswer([])
         context.replica.set_version(0, term(3, "x"), 6)
         await failover.resume(2, 1.0)
 
@@ -322,12 +322,12 @@ def test_what_a_restart_has_lost_is_counted_by_the_steps_that_the_disks_show() -
         for name in steps:
             swarm.peers[IDS[name]].activity = Activity.TRAINING if name == "d" else Activity.JOINING
 
-        def answer(to: Contact, payload: bytes) -> SurveyAnswer:
+        def answer(to: Contact, payload: bytes) -> ReplicasAnswer:
             step = {IDS[name]: step for name, step in steps.items()}[to.node_id]
             shards = decode(payload, ShardList).shards
-            return SurveyAnswer([CopyStatus(shard, "none", ZERO_TERM, 0, ZERO_TERM, step) for shard in shards])
+            return ReplicasAnswer([CopyStatus(shard, "none", ZERO_TERM, 0, ZERO_TERM, step) for shard in shards])
 
-        swarm.answers["survey"] = answer
+        swarm.answers["query_replicas"] = answer
         context.run.step = 9
         if from_disk:
             state = zeros(store)
@@ -371,7 +371,7 @@ def test_an_appeal_makes_no_owner_of_a_node_that_others_cannot_dial() -> None:
         store = backup_of("a", "x", 3)
         _, swarm, context = failover_of(store)
         swarm.is_eligible = False
-        answer = await swarm.deliver("appeal", B, ShardList([0, 1]), TransferResult)
+        answer = await swarm.deliver("request_takeover", B, ShardList([0, 1]), TransferResult)
         assert answer.taken == [0]
         assert context.rebalance.collect_orphans() == [0]
 
@@ -398,7 +398,9 @@ def test_a_swarm_that_starts_again_waits_for_no_node_that_trains_and_can_own_not
 
     async def scenario() -> None:
         failover, swarm, context = failover_of(store_of("a"))
-        swarm.answers["survey"] = lambda to, _payload: TransportError("unreachable", to.address, "is behind a NAT")
+        swarm.answers["query_replicas"] = lambda to, _payload: TransportError(
+            "unreachable", to.address, "is behind a NAT"
+        )
         for peer in swarm.peers.values():
             peer.activity, peer.eligible = Activity.TRAINING, False
         began_s = context.environment.clock.monotonic()

@@ -163,7 +163,7 @@ def test_a_learner_that_holds_the_first_published_value_is_sent_half(holds: bool
         backup_of_node(at_learner)
         at_learner.replica.slice_of(0)[:] = published.value
         if holds:
-            at_learner.replica.set_version(0, term(4, "a"), 0, Position(published.chain, 0))
+            at_learner.replica.set_version(0, term(4, "a"), 0, Position(published.publication, 0))
         swarm.linked[LEARNER.node_id] = receiver
 
         bodies = sizes_of(swarm)
@@ -196,13 +196,14 @@ def sizes_of(swarm: ScriptedSwarm) -> dict[str, int]:
 
 
 def test_a_chain_that_has_gone_on_is_no_base() -> None:
-    """The learner names the first value of a chain of which the owner has another by now: it is sent the whole."""
+    """The learner names the first value of a publication of which the owner has another by now: it is sent the
+    whole."""
 
     async def scenario() -> None:
         moves, store, swarm, _ = teaching(learn=TransferResult([0], [], [b"another!"]))
         await moves.publisher.publish(LEARNER.node_id, [(0, NO_POSITION)])
         await moves.copy(LEARNER, [0])
-        assert (await head_sent(swarm)).chain == b""
+        assert (await head_sent(swarm)).publication == b""
         assert store.owned[0].backup == LEARNER
 
     run(scenario())

@@ -16,7 +16,7 @@ from p2pnode.training.encoding.codecs import as_bytes
 from p2pnode.training.exchange.directory import shard_key
 from p2pnode.training.exchange.messages import LocateOwnersAnswer, Push, decode
 from p2pnode.training.exchange.owner.delta_item import IncomingDelta
-from p2pnode.training.exchange.ownership_messages import HandOver, Learn, SurveyAnswer, TransferResult
+from p2pnode.training.exchange.ownership_messages import HandOver, Learn, ReplicasAnswer, TransferResult
 from p2pnode.training.exchange.recovery.rebalancing import (
     RANKED_AT_ONCE,
     VALUES_TENURE_S,
@@ -54,7 +54,7 @@ def rebalancer_of(
     swarm = ScriptedSwarm(ME, [B, C])
     usual: dict[str, Answer] = {
         "where_is": LocateOwnersAnswer([]),
-        "survey": SurveyAnswer([]),
+        "query_replicas": ReplicasAnswer([]),
         "learn": TransferResult([0], []),
         "state": TransferResult([0], []),
         "hand_over": TransferResult([0], []),
@@ -242,12 +242,12 @@ def test_orphans_wait_while_take_overs_are_delayed() -> None:
         context.rebalance.take_over(0)
         await rebalancer.tick()
         await asyncio.sleep(0.5)
-        assert not [name for name, _, _ in swarm.requests if name == "survey"]
+        assert not [name for name, _, _ in swarm.requests if name == "query_replicas"]
 
         rebalancer.allow_takeover()
         context.rebalance.take_over(0)
         await rebalancer.tick()
-        await until(lambda: any(name == "survey" for name, _, _ in swarm.requests))
+        await until(lambda: any(name == "query_replicas" for name, _, _ in swarm.requests))
 
     run(scenario())
 
@@ -425,14 +425,14 @@ def test_a_target_has_one_job_and_a_kind_without_target_too() -> None:
 
             jobs.start(JobKind(name), one, b"b" if name in ("hand_over", "teach") else b"")
 
-        for name in ("teach", "hand_over", "mend", "mend", "confirm"):
+        for name in ("teach", "hand_over", "repair", "repair", "confirm"):
             work(name)
         await asyncio.sleep(2.0)
-        assert ran == ["teach", "mend", "confirm"]
+        assert ran == ["teach", "repair", "confirm"]
 
         work("hand_over")
         await asyncio.sleep(0.1)
-        assert ran == ["teach", "mend", "confirm", "hand_over"]
+        assert ran == ["teach", "repair", "confirm", "hand_over"]
         await jobs.stop()
 
     run(scenario())

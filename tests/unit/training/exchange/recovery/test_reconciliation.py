@@ -146,7 +146,7 @@ def test_many_lost_deltas_are_sought_in_pages(monkeypatch: pytest.MonkeyPatch) -
             low.store.add(0, delta(step, 1.0))
         await reconcile(high, low)
 
-        sought = [[ranges for *_, ranges in one.identities] for one in low.swarm.sent("seek", FindDeltas)]
+        sought = [[ranges for *_, ranges in one.identities] for one in low.swarm.sent("request_repair", FindDeltas)]
         assert sought[:3] == [[[(3, 3)], [(5, 5)]], [[(7, 7)], [(9, 9)]], [[(11, 11)]]]
 
     run(scenario())
@@ -372,7 +372,7 @@ class Owner:
         """How many of these deltas were added, and which are refused for ever."""
         body = [bytes(one) for logged in messages for one in frames(logged)]
         message = OfferedDeltas(list(messages))
-        answer = await self.swarm.deliver("mend", contact("b"), message, OfferedDeltasAnswer, body)
+        answer = await self.swarm.deliver("repair", contact("b"), message, OfferedDeltasAnswer, body)
         return answer.added, answer.refused
 
 
@@ -423,7 +423,7 @@ def test_an_answer_has_the_histories_of_all_shards_asked_about() -> None:
     """Shards that there are not are passed over."""
 
     async def scenario(owner: Owner) -> None:
-        answer = await owner.swarm.respond("offer", contact("b"), ShardList([0, 9, 1]))
+        answer = await owner.swarm.respond("offer_repair", contact("b"), ShardList([0, 9, 1]))
         reader = FrameReader(chunks([bytes(one) for one in answer.body]))
         for shard in decode(answer.head, ShardList).shards:
             history = await read_record(reader, shard, OwnedHistory)
@@ -492,7 +492,7 @@ def test_who_searches_for_deltas_gets_those_of_the_log(monkeypatch: pytest.Monke
         wanted = [(IDS["x"], 1, [(2, 9)])]
 
         async def found(shard: int) -> list[LoggedDelta]:
-            answer = await owner.swarm.deliver("seek", contact("b"), FindDeltas(shard, wanted), FoundDeltas)
+            answer = await owner.swarm.deliver("request_repair", contact("b"), FindDeltas(shard, wanted), FoundDeltas)
             return list(answer.deltas)
 
         assert [(one.step, one.weight) for one in await found(0)] == [(2, 0.5), (3, 0.5)]

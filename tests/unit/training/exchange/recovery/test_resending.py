@@ -41,7 +41,7 @@ class Resent:
         self.lacks, self.is_owner = True, True
         self.answer = OfferedDeltasAnswer(1)
         self.swarm.answers["lacking"] = self._on_question
-        self.swarm.answers["mend"] = lambda *_: self.answer
+        self.swarm.answers["repair"] = lambda *_: self.answer
 
     def _on_question(self, _to: Contact, payload: bytes) -> LackingDeltas:
         asked = decode(payload, FindLacking).deltas
@@ -63,7 +63,7 @@ class Resent:
 
     @property
     def sent(self) -> list[OfferedDeltas]:
-        return self.swarm.sent("mend", OfferedDeltas)
+        return self.swarm.sent("repair", OfferedDeltas)
 
 
 def test_a_delta_that_the_new_owner_lacks_is_sent_under_its_identity_once() -> None:
@@ -157,12 +157,12 @@ def test_without_an_answer_it_is_sent_again_and_a_refusal_is_final() -> None:
         one = Resent()
         key = one.acknowledged()
         one.moves()
-        one.swarm.answers["mend"] = lambda to, _: TransportError("timeout", to.address, "x")
+        one.swarm.answers["repair"] = lambda to, _: TransportError("timeout", to.address, "x")
         await one.work()
-        one.swarm.answers["mend"] = lambda *_: OfferedDeltasAnswer(0)
+        one.swarm.answers["repair"] = lambda *_: OfferedDeltasAnswer(0)
         await one.work()
         assert len(one.sent) == 2
-        one.swarm.answers["mend"] = lambda *_: OfferedDeltasAnswer(0, [0])
+        one.swarm.answers["repair"] = lambda *_: OfferedDeltasAnswer(0, [0])
         await one.work()
         assert key not in one.kept.acknowledged
         await one.work()

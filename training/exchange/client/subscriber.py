@@ -1,4 +1,4 @@
-"""Follows the chains of owners: takes published values and their changes into the replica.
+"""Follows the publications of owners: takes published values and their changes into the replica.
 
 A shard of the replica changes only when its whole answer has arrived and the result has the owner's digest. So a body
 that is torn, a deadline, or a damaged change leaves the shard as it was. The result is computed off the event loop in
@@ -28,7 +28,7 @@ VALUES_PER_COPY = 2 * VALUES_PER_TURN
 Arrays = list[tuple[CodecName, memoryview]]
 
 
-class ChainFollower:
+class Subscriber:
     """Takes published values into this node's replica."""
 
     def __init__(
@@ -40,7 +40,7 @@ class ChainFollower:
         self._turns = turns
         self._executor = environment.executor
         self._log = environment.log
-        #: The digest of each shard that is in a chain.
+        #: The digest of each shard that is in a publication.
         self._digests: dict[int, bytes] = {}
 
     async def read(self, reader: FrameReader, result: PullResult, memory: Allocate) -> tuple[Arrays, int]:
@@ -63,7 +63,7 @@ class ChainFollower:
         shard = result.shard
         position = self._replica.position_of(shard)
         is_change = result.status == "changes"
-        if is_change and position != Position(result.chain, result.published - result.changes):
+        if is_change and position != Position(result.publication, result.published - result.changes):
             return False  # it was overtaken
         before = self._replica.version_of(shard)
         held = self._replica.slice_of(shard) if is_change else None
@@ -76,22 +76,22 @@ class ChainFollower:
             return False
         if self._replica.position_of(shard) != position or self._replica.version_of(shard) != before:
             return False  # another answer was faster
-        reached = Position(result.chain, result.published)
+        reached = Position(result.publication, result.published)
         if not await self.write(shard, value, (result.rank_term, result.version), reached):
             raise Nonsense("a published value is out of range")
         self._digests[shard] = digest
         if is_change:
             self._counters.followed += 1
         else:
-            self._counters.chains_entered += 1
+            self._counters.publications_entered += 1
         return True
 
     def is_same(self, result: PullResult) -> bool:
-        """Whether the shard is up to date, as its owner says; False if it is in another place of the chain, or if two
-        owners have gone on from one version and this is the other's. Then the shard is asked for again."""
-        if not result.chain:
+        """Whether the shard is up to date, as its owner says; False if it is in another place of the publication, or if
+        two owners have gone on from one version and this is the other's. Then the shard is asked for again."""
+        if not result.publication:
             return True
-        if self._replica.position_of(result.shard) != Position(result.chain, result.published):
+        if self._replica.position_of(result.shard) != Position(result.publication, result.published):
             return False
         if self._digests[result.shard] == result.digest:
             return True
@@ -100,8 +100,10 @@ class ChainFollower:
         return False
 
     def _note_mismatch(self, result: PullResult) -> None:
-        self._counters.chain_mismatches += 1
-        self._log.warning("chain_mismatch", shard=result.shard, published=result.published, changes=result.changes)
+        self._counters.publication_mismatches += 1
+        self._log.warning(
+            "publication_mismatch", shard=result.shard, published=result.published, changes=result.changes
+        )
 
     async def write(
         self, shard: int, value: Vector, version: tuple[Term, int], position: Position = NO_POSITION

@@ -101,7 +101,7 @@ def owner(world: World, shard: int) -> Member:
 
 
 def check_followers(world: World, *, within: float = NEAR) -> int:
-    """Who is in a shard's chain at its last version holds its bits; returns how many such pairs there are."""
+    """Who is in a shard's publication at its last version holds its bits; returns how many such pairs there are."""
     count = 0
     for shard in range(SHARDS):
         owning = exchange_of(owner(world, shard))
@@ -111,19 +111,19 @@ def check_followers(world: World, *, within: float = NEAR) -> int:
         assert float(np.abs(x - published.value).max()) < within
         for member in world.running():
             replica = exchange_of(member).replica
-            if replica.position_of(shard) == (published.chain, published.version):
+            if replica.position_of(shard) == (published.publication, published.version):
                 assert replica.slice_of(shard).tobytes() == published.value.tobytes()
                 count += 1
     return count
 
 
 def totals(world: World) -> tuple[int, int, int]:
-    """Shards followed, chains entered, mismatches, of all running nodes."""
+    """Shards followed, publications entered, mismatches, of all running nodes."""
     found = [exchange_of(member).counters for member in world.running()]
     return (
         sum(one.followed for one in found),
-        sum(one.chains_entered for one in found),
-        sum(one.chain_mismatches for one in found),
+        sum(one.publications_entered for one in found),
+        sum(one.publication_mismatches for one in found),
     )
 
 
@@ -149,14 +149,14 @@ def test_all_nodes_follow_the_chains_of_all_owners(codec: CodecName, pull_codec:
 
 
 def test_a_joiner_enters_the_chain_with_its_first_whole() -> None:
-    """In the middle of the chain, in float32; from then on it is sent changes like the others."""
+    """In the middle of the publication, in float32; from then on it is sent changes like the others."""
 
     async def scenario(world: World) -> None:
         training = Training(world)
         await training.steps(3)
         late = await join(world, "late")
         counters = exchange_of(late).counters
-        assert (counters.followed, counters.chains_entered) == (0, SHARDS)
+        assert (counters.followed, counters.publications_entered) == (0, SHARDS)
         for shard in range(SHARDS):
             assert exchange_of(late).replica.position_of(shard).published > 0
         await training.steps(2)
@@ -169,21 +169,21 @@ def test_a_joiner_enters_the_chain_with_its_first_whole() -> None:
 
 
 def test_after_a_take_over_a_new_chain_begins() -> None:
-    """The owner dies. Its shards get a new chain from their value, in bfloat16, the others keep theirs."""
+    """The owner dies. Its shards get a new publication from their value, in bfloat16, the others keep theirs."""
 
     async def scenario(world: World) -> None:
         training = Training(world)
         await training.steps(3)
         dead = owner(world, 0)
         theirs = dict.fromkeys(exchange_of(dead).store.owned)
-        chains = {shard: chain_of(world, shard) for shard in range(SHARDS)}
+        publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
         world.kill(dead.name)
         await asyncio.sleep(10.0)
         await training.steps(3)
         await training.rest()
 
         for shard in range(SHARDS):
-            assert (chain_of(world, shard) != chains[shard]) == (shard in theirs)
+            assert (publication_of(world, shard) != publications[shard]) == (shard in theirs)
         assert check_followers(world) == 3 * SHARDS
         assert totals(world)[2] == 0
 
@@ -191,12 +191,12 @@ def test_after_a_take_over_a_new_chain_begins() -> None:
 
 
 def test_a_chain_survives_the_hand_over_of_its_shard() -> None:
-    """Nodes that fit better join and are handed shards while all train: the chains keep their names and go on."""
+    """Nodes that fit better join and are handed shards while all train: the publications keep their names and go on."""
 
     async def scenario(world: World) -> None:
         training = Training(world)
         await training.steps(3)
-        chains = {shard: chain_of(world, shard) for shard in range(SHARDS)}
+        publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
         owners = {shard: owner(world, shard).name for shard in range(SHARDS)}
         versions = {shard: published_version(world, shard) for shard in range(SHARDS)}
         for number in range(6):
@@ -208,7 +208,7 @@ def test_a_chain_survives_the_hand_over_of_its_shard() -> None:
         moved = [shard for shard in range(SHARDS) if owner(world, shard).name != owners[shard]]
         assert moved, "no shard was handed over: another seed"
         for shard in range(SHARDS):
-            assert chain_of(world, shard) == chains[shard]
+            assert publication_of(world, shard) == publications[shard]
             assert published_version(world, shard) > versions[shard]
         # The deltas of ten nodes, not of four, may come between two ticks.
         assert check_followers(world, within=2 * NEAR) >= 10 * SHARDS - len(moved)
@@ -224,7 +224,7 @@ def published_version(world: World, shard: int) -> int:
 
 
 def test_a_restarted_node_enters_the_chains_again() -> None:
-    """It has states and a replica from its disk, but no place in a chain; what it owned has new chains."""
+    """It has states and a replica from its disk, but no place in a publication; what it owned has new publications."""
 
     async def scenario(world: World) -> None:
         training = Training(world)
@@ -237,7 +237,7 @@ def test_a_restarted_node_enters_the_chains_again() -> None:
         }
         vector, versions = exchange.replica.vector.copy(), exchange.versions()
         theirs = dict.fromkeys(exchange.store.owned)
-        chains = {shard: chain_of(world, shard) for shard in range(SHARDS)}
+        publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
         world.kill(name)
         await asyncio.sleep(0.5)
         member = await world.start(name)
@@ -251,17 +251,17 @@ def test_a_restarted_node_enters_the_chains_again() -> None:
         await training.rest()
 
         for shard in theirs:
-            assert chain_of(world, shard) != chains[shard]
+            assert publication_of(world, shard) != publications[shard]
         assert check_followers(world) >= 4 * SHARDS - 1
         assert totals(world)[2] == 0
 
     simulate(scenario)
 
 
-def chain_of(world: World, shard: int) -> bytes:
+def publication_of(world: World, shard: int) -> bytes:
     published = exchange_of(owner(world, shard)).publisher.published(shard)
     assert published is not None
-    return published.chain
+    return published.publication
 
 
 def corrupt(member: Member, shard: int) -> None:
@@ -284,10 +284,10 @@ def test_a_replica_with_another_bit_is_found_by_its_digest_and_cured_by_the_whol
 
         assert check_followers(world) == 4 * SHARDS
         assert totals(world)[1:] == (entered + 1, 1)
-        assert exchange_of(victim).counters.chain_mismatches == 1
+        assert exchange_of(victim).counters.publication_mismatches == 1
 
     world = simulate(scenario)
-    (record,) = [one for one in world.records if one.event == "chain_mismatch"]
+    (record,) = [one for one in world.records if one.event == "publication_mismatch"]
     assert record.fields["shard"] == 1
 
 
@@ -318,7 +318,7 @@ def test_a_change_that_was_damaged_on_its_way_never_reaches_the_replica() -> Non
         serving.overlay.handlers["pull"] = damaging
         await training.steps(1)
         assert damaged
-        assert exchange_of(victim).counters.chain_mismatches == 1
+        assert exchange_of(victim).counters.publication_mismatches == 1
         assert len(seen) >= 2
         assert seen[1].tobytes() in (before.tobytes(), exchange_of(victim).replica.slice_of(shard).tobytes())
         await training.rest()
@@ -342,7 +342,7 @@ def test_an_old_node_is_answered_with_values_and_answers_with_values() -> None:
         assert owning.overlay is not None
         response = await owning.overlay.handlers["pull"](asking.contact, old_pull, _nothing())
         (result,) = decode(response.head, PullAnswer).results
-        assert (result.status, result.chain, result.changes) == ("value", b"", 0)
+        assert (result.status, result.publication, result.changes) == ("value", b"", 0)
         assert sum(len(bytes(buffer)) for buffer in response.body) == 32 + 4 * SIZE
 
         handle = owning.overlay.handlers["pull"]
@@ -350,7 +350,7 @@ def test_an_old_node_is_answered_with_values_and_answers_with_values() -> None:
         async def old_owner(sender, payload, stream):  # type: ignore[no-untyped-def]
             """Knows nothing of the new fields."""
             pull = decode(payload.removeprefix(genesis), Pull)
-            plain = [msgspec.structs.replace(one, chain=b"", published=0) for one in pull.shards]
+            plain = [msgspec.structs.replace(one, publication=b"", published=0) for one in pull.shards]
             old = genesis + encode(msgspec.structs.replace(pull, shards=plain, follows=False))
             return await handle(sender, old, stream)
 
@@ -411,7 +411,7 @@ def test_a_chain_that_nobody_asks_for_is_dropped() -> None:
     async def scenario(world: World) -> None:
         training = Training(world)
         await training.steps(2)
-        chains = {shard: chain_of(world, shard) for shard in range(SHARDS)}
+        publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
         held = sum(exchange_of(one).publisher.size_bytes for one in world.running())
         assert held >= 4 * SHARDS * SIZE
         await asyncio.sleep(130.0)
@@ -419,7 +419,7 @@ def test_a_chain_that_nobody_asks_for_is_dropped() -> None:
         await training.steps(2)
         await training.rest()
 
-        assert all(chain_of(world, shard) != chains[shard] for shard in range(SHARDS))
+        assert all(publication_of(world, shard) != publications[shard] for shard in range(SHARDS))
         assert check_followers(world) == 4 * SHARDS
 
     simulate(scenario)
