@@ -36,10 +36,8 @@ from p2pnode.overlay.local_node import LocalChange, LocalNode
 from p2pnode.overlay.membership.failure_detector import FailureDetector
 from p2pnode.overlay.membership.members import MemberList
 from p2pnode.overlay.membership.prober import Prober
-from p2pnode.overlay.membership.queries import PeerQueries
 from p2pnode.overlay.membership.responder import Responder
 from p2pnode.overlay.membership.service import Membership
-from p2pnode.overlay.membership.stream_health import StreamHealth
 from p2pnode.overlay.nat.port_mapping import Gateway, PortMapper
 from p2pnode.overlay.nat.reachability import Reachability
 from p2pnode.overlay.peer_table import PeerTable
@@ -93,13 +91,11 @@ class Overlay:
         self._membership = membership = Membership(members, protocol, settings.liveness, environment)
         self._responder = Responder(membership, protocol)
         self._prober = Prober(membership, protocol, environment)
-        self._queries = PeerQueries(protocol, membership)
         self._lookups = lookups = LookupService(local, protocol, members, settings, clock)
         self._sampler = PeerSampler(local, settings.k, membership, lookups, environment)
-        self._stream_health = StreamHealth(protocol, membership, clock)
-        self._candidates = Candidates(local, settings.k, membership, self._stream_health, lookups, self._sampler, clock)
+        self._candidates = Candidates(local, settings.k, membership, lookups, self._sampler, clock)
         self._crawler = Crawler(local, settings.k, membership, lookups, self._sampler, self._candidates, environment)
-        self._requests = RequestService(local, transport, self._stream_health, clock)
+        self._requests = RequestService(local, transport, membership, clock)
         self._requests.register_bare(hello.HELLO, self._answer_hello)
         context = hello.HelloContext(identity, boot_id, swarm.run, environment.entropy)
         self._reachability = Reachability(
@@ -315,11 +311,11 @@ class Overlay:
 
     async def ping(self, contact: Contact) -> Heartbeat | None:
         """Ask one node for its heartbeat; None when it does not answer."""
-        return await self._queries.ping(contact)
+        return await self._membership.ping(contact)
 
     async def query_steps(self, node_ids: Sequence[bytes]) -> None:
         """Ask these nodes for their heartbeats at the same time; the answers update `peers`."""
-        await self._queries.query_steps(node_ids)
+        await self._membership.query_steps(node_ids)
 
     # -- the swarm -----------------------------------------------------------------------------------------------
 
@@ -383,11 +379,11 @@ class Overlay:
 
     def may_own(self, peer: Peer) -> bool:
         """Whether a peer is eligible to own shards and its streams work."""
-        return peer.eligible and self._stream_health.is_reachable(peer.node_id)
+        return peer.eligible and self._membership.is_reachable(peer.node_id)
 
     def takes_streams(self, node_id: bytes) -> bool:
         """False for a peer behind a NAT, and for a while after streams to a node failed repeatedly."""
-        return self._stream_health.is_reachable(node_id)
+        return self._membership.is_reachable(node_id)
 
     # -- report --------------------------------------------------------------------------------------------------
 

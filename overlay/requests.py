@@ -1,8 +1,8 @@
 """Requests between the nodes of a swarm, over streams; an envelope surrounds the payload in both directions.
 
 The envelope carries the swarm's tag, the sender's heartbeat and the id of the node that should answer. A request that
-reaches another swarm or another node is refused before its handler runs. What streams show about a peer is reported to
-`StreamEvents`.
+reaches another swarm or another node is refused before its handler runs. What streams show about a peer is told to
+the membership.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from types import TracebackType
-from typing import Protocol
-from weakref import ref
+from typing import Annotated
 
-from p2pnode.overlay.addresses import Address, NodeAddress, group_of, id_behind
-from p2pnode.overlay.envelope import REPEATED_S, Envelope, HeardPeer, decoded_envelope, encoded_envelope, remember
+import msgspec
+from msgspec import Meta
+
+from p2pnode.overlay.addresses import Address, NodeAddress, group_of, id_behind, usable_host
 from p2pnode.overlay.environment import Clock
-from p2pnode.overlay.ids import short
+from p2pnode.overlay.ids import ID_BYTES, short
+from p2pnode.overlay.kademlia.messages import TAG_BYTES
 from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.membership.service import Membership
 from p2pnode.overlay.peers import Contact, Heartbeat
 from p2pnode.overlay.rate_limits import RateLimit, RateLimiter
 from p2pnode.overlay.transport import (
@@ -47,51 +50,41 @@ BareHandler = Callable[[Request], Awaitable[Response]]
 BARE_REQUEST_RATE = RateLimit(50.0, 200.0)
 #: A request beyond the rate is refused after this delay, which slows its sender down.
 RATE_LIMIT_DELAY_S = 1.0
+#: A longer version is no envelope; a later version of p2pnode may have one longer than those shown today.
+MAX_VERSION_CHARACTERS = 64
 
 
-class StreamEvents(Protocol):
-    """Receives what streams show about peers; `overlay.membership.stream_health` implements it."""
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """Head of every request and response but `hello`. `to` is the expected node id; empty in responses.
 
-    @property
-    def changes(self) -> int:
-        """How often what is known of any peer has changed: what was heard before is told again then."""
-        ...
+    `capacity` is the sender's capacity class (`overlay.capacity`), 0 where it is not known. `version` is what the
+    sender says that it runs: untrusted text that peers show (`overlay.peers.shown_version`). Both may be left out,
+    and later versions may append elements.
+    """
 
-    def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
-        """A peer sent a request. `source` has the port that the peer listens on."""
-        ...
+    tag: Annotated[bytes, Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
+    heartbeat: Heartbeat
+    to: Annotated[bytes, Meta(max_length=ID_BYTES)]
+    payload: bytes
+    capacity: Annotated[int, Meta(ge=0, le=255)] = 0
+    version: Annotated[str, Meta(max_length=MAX_VERSION_CHARACTERS)] = ""
 
-    def on_response(self, heartbeat: Heartbeat, address: Address) -> None:
-        """The peer at this address answered a request."""
-        ...
 
-    def on_capacity(self, node_id: bytes, capacity: int) -> None:
-        """A peer announced its capacity class."""
-        ...
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Envelope)
 
-    def on_version(self, node_id: bytes, version: str) -> None:
-        """A peer said which version it runs: any text."""
-        ...
 
-    def on_stream(self, node_id: bytes, stream: RequestStream) -> None:
-        """A request of this peer uses the stream."""
-        ...
+def encoded_envelope(local: LocalNode, to: bytes, payload: bytes) -> bytes:
+    """The envelope of a payload, encoded."""
+    return _ENCODER.encode((local.tag, local.heartbeat, to, payload, local.line.capacity, local.version))
 
-    def on_sent(self, node_id: bytes, request: RequestStream, /) -> None:
-        """A request to this peer begins."""
-        ...
 
-    def on_done(self, node_id: bytes, request: RequestStream, /) -> None:
-        """It has ended."""
-        ...
-
-    def on_failure(self, to: Contact, reason: str) -> None:
-        """No stream to this peer could be opened, or it broke."""
-        ...
-
-    def takes_streams(self, node_id: bytes, /) -> bool:
-        """False where it is known beforehand that no stream arrives."""
-        ...
+def decoded_envelope(head: bytes) -> Envelope | None:
+    """The envelope in the head of a request or response; None for bytes that are none."""
+    try:
+        return _DECODER.decode(head)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
 
 
 class RequestService:
@@ -101,17 +94,14 @@ class RequestService:
         self,
         local: LocalNode,
         transport: Transport,
-        events: StreamEvents,
+        membership: Membership,
         clock: Clock,
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self.events = events
+        self.membership = membership
         self._local = local
         self._transport = transport
         self._clock = clock
-        #: What peers announced last: in their requests, and in their responses.
-        self._heard: dict[bytes, HeardPeer] = {}
-        self._answered: dict[bytes, HeardPeer] = {}
         self._handlers: dict[str, Handler] = {}
         self._waiting: dict[str, None] = {}
         self._bare_handlers: dict[str, BareHandler] = {}
@@ -156,41 +146,28 @@ class RequestService:
         if envelope.to != local.node_id:
             text = f"this is {short(local.node_id)}, not {short(envelope.to)}"
             raise self._refused("other_node", text)
-        now = self._clock.monotonic()
-        heard = self._heard.get(envelope.heartbeat.node_id)
-        if heard is None or not heard.is_same(envelope, incoming.source):
-            heard = self._met(envelope, incoming.source)
-        if now - heard.heard_s >= REPEATED_S or heard.changes != self.events.changes:
-            self._tell(heard, now)
-            self.events.on_request(heard.heartbeat, Address(heard.source.host, heard.heartbeat.port))
-            self._announced(envelope)
-        if incoming.stream is not None and not heard.uses(incoming.stream):
-            heard.stream = ref(incoming.stream)
-            self.events.on_stream(heard.contact.node_id, incoming.stream)
-        if heard.contact.node_id == local.node_id:
+        heartbeat, source = envelope.heartbeat, incoming.source
+        sender = heartbeat.node_id
+        if (proven := id_behind(source)) and proven != sender:
+            raise self._refused("anothers_name", f"{short(proven)} uses the id of {short(sender)}")
+        self.membership.on_stream_request(heartbeat, Address(source.host, heartbeat.port), incoming.stream)
+        self._note(envelope)
+        if sender == local.node_id:
             raise self._refused("own_id", f"{short(local.node_id)} is this node's own id: another process uses its key")
         handler = self._handlers.get(incoming.name)
         if handler is None:
             raise self._refused("no_handler", f"{NOT_SERVED} {incoming.name!r}")
-        reply = await handler(heard.contact, envelope.payload, incoming.body)
+        contact = Contact(sender, Address(usable_host(heartbeat.host) or source.host, heartbeat.port))
+        reply = await handler(contact, envelope.payload, incoming.body)
         return Response(encoded_envelope(local, b"", reply.head), reply.body)
 
-    def _met(self, envelope: Envelope, source: Address) -> HeardPeer:
-        """A peer says something new. Raises `RequestRejected` if it uses the id of another."""
-        heartbeat = envelope.heartbeat
-        if (proven := id_behind(source)) and proven != heartbeat.node_id:
-            raise self._refused("anothers_name", f"{short(proven)} uses the id of {short(heartbeat.node_id)}")
-        return remember(self._heard, HeardPeer(envelope, source))
-
-    def _tell(self, heard: HeardPeer, now: float) -> None:
-        """What a peer said is told to `StreamEvents` now; in full again after `REPEATED_S`, or any change."""
-        heard.heard_s, heard.changes, heard.stream = now, self.events.changes, None
-
-    def _announced(self, envelope: Envelope) -> None:
+    def _note(self, envelope: Envelope) -> None:
+        """What a peer said of itself beside its heartbeat."""
+        peers, node_id = self.membership.members.peers, envelope.heartbeat.node_id
         if envelope.capacity:
-            self.events.on_capacity(envelope.heartbeat.node_id, envelope.capacity)
+            peers.note_capacity(node_id, envelope.capacity)
         if envelope.version:
-            self.events.on_version(envelope.heartbeat.node_id, envelope.version)
+            peers.note_version(node_id, envelope.version)
 
     def _refused(self, reason: str, text: str) -> RequestRejected:
         self.counters[f"requests_refused_{reason}"] += 1
@@ -207,7 +184,7 @@ class RequestService:
         local = self._local
         if local.tag is None:
             raise TransportError("closed", to.address, "this node has not joined a swarm yet")
-        if not self.events.takes_streams(to.node_id):
+        if not self.membership.members.takes_streams(to.node_id):
             self.counters["requests_not_made_nat"] += 1
             raise TransportError("refused", to.address, "is behind a NAT that accepts no incoming connections")
         head = encoded_envelope(local, to.node_id, payload)
@@ -223,14 +200,8 @@ class RequestService:
         if envelope.heartbeat.node_id != to.node_id:
             detail = f"answered as {short(envelope.heartbeat.node_id)}, not as {short(to.node_id)}"
             raise TransportError("rejected", to.address, detail)
-        now = self._clock.monotonic()
-        heard = self._answered.get(to.node_id)
-        if heard is None or heard.source != to.address or not heard.is_same(envelope, to.address):
-            heard = remember(self._answered, HeardPeer(envelope, to.address))
-        if now - heard.heard_s >= REPEATED_S or heard.changes != self.events.changes:
-            self._tell(heard, now)
-            self.events.on_response(envelope.heartbeat, to.address)
-            self._announced(envelope)
+        self.membership.on_stream_response(envelope.heartbeat, to.address)
+        self._note(envelope)
         return ReceivedResponse(envelope.payload, answer.body, waited_s=answer.waited_s)
 
     def on_error(self, to: Contact, error: TransportError) -> None:
@@ -238,7 +209,7 @@ class RequestService:
         if error.address == to.address:
             self.counters[f"requests_{error.kind}"] += 1
             if error.kind in ("refused", "timeout", "reset"):
-                self.events.on_failure(to, str(error))
+                self.membership.on_stream_failure(to, str(error))
 
 
 class _Outgoing:
@@ -269,12 +240,12 @@ class _Outgoing:
         outgoing = service.start(to, *self._arguments)
         if shows_movement(outgoing):
             self._stream = outgoing
-            service.events.on_sent(to.node_id, outgoing)
+            service.membership.movement.begin(to.node_id, outgoing)
         try:
             answer = await outgoing.__aenter__()
         except BaseException as error:
             if self._stream is not None:
-                service.events.on_done(to.node_id, self._stream)
+                service.membership.movement.end(to.node_id, self._stream)
             if isinstance(error, TransportError):
                 service.on_error(to, error)
             raise
@@ -293,7 +264,7 @@ class _Outgoing:
             await self._sent.__aexit__(kind, error, trace)
         finally:
             if self._stream is not None:
-                self._service.events.on_done(self._to.node_id, self._stream)
+                self._service.membership.movement.end(self._to.node_id, self._stream)
             if isinstance(error, TransportError):
                 self._service.on_error(self._to, error)
 

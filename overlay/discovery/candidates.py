@@ -18,7 +18,6 @@ from p2pnode.overlay.discovery.placement import rank
 from p2pnode.overlay.environment import Clock
 from p2pnode.overlay.local_node import LocalNode
 from p2pnode.overlay.membership.service import Membership
-from p2pnode.overlay.membership.stream_health import StreamHealth
 from p2pnode.overlay.peers import Activity, Contact, Peer
 
 #: A key is looked up again after this long; failures and new known peers count without another lookup.
@@ -36,7 +35,6 @@ class Candidates:
         local: LocalNode,
         k: int,
         membership: Membership,
-        stream_health: StreamHealth,
         lookups: LookupService,
         sampler: PeerSampler,
         clock: Clock,
@@ -44,7 +42,7 @@ class Candidates:
         self._local = local
         self._k = k
         self._members = membership.members
-        self._stream_health = stream_health
+        self._is_reachable = membership.is_reachable
         self._lookups = lookups
         self._sampler = sampler
         self._clock = clock
@@ -105,7 +103,7 @@ class Candidates:
             peer.eligible
             and peer.activity is not Activity.LEAVING
             and not self._members.detector.is_suspect(peer.node_id)
-            and self._stream_health.is_reachable(peer.node_id)
+            and self._is_reachable(peer.node_id)
         )
 
     def _known(self) -> dict[bytes, Contact]:

@@ -7,11 +7,13 @@ import asyncio
 import statistics
 import struct
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from p2pnode.overlay.environment import Clock
 from p2pnode.overlay.ids import ID_BYTES
 from p2pnode.overlay.kademlia.address_limit import AddressLimit
+from p2pnode.overlay.kademlia.calls import answer
 from p2pnode.overlay.kademlia.lookup import Lookup
 from p2pnode.overlay.kademlia.messages import FindNode, Nodes, Result, unpack_nodes
 from p2pnode.overlay.kademlia.protocol import SwarmProtocol
@@ -29,8 +31,6 @@ RECENT = 32
 
 #: A recent lookup in 32 bytes; as objects it takes two hundred.
 _FINISHED = struct.Struct(f"<{ID_BYTES}sHHd")
-
-_NO_NODES = Nodes(b"", b"")
 
 
 class Finished(NamedTuple):
@@ -112,18 +112,12 @@ class LookupService:
     async def ask(self, contact: Contact, target: bytes) -> list[Contact]:
         """The contacts that one node knows close to `target`, those that did not answer this one included; empty when
         it does not answer."""
-        waiting: asyncio.Future[list[Contact]] = asyncio.get_running_loop().create_future()
-
-        def on_result(result: Result | None) -> None:
-            if waiting.done():
-                return
-            nodes = result if isinstance(result, Nodes) else _NO_NODES
-            contacts, malformed = unpack_nodes(nodes, self._protocol.own_id, ipv6=self._local.sends_ipv6)
-            self._protocol.counters["malformed_contacts"] += malformed
-            waiting.set_result(contacts)
-
-        self._protocol.call(contact, FindNode(target), on_result)
-        return await waiting
+        nodes = await answer(partial(self._protocol.call, contact, FindNode(target)))
+        if not isinstance(nodes, Nodes):
+            return []
+        contacts, malformed = unpack_nodes(nodes, self._protocol.own_id, ipv6=self._local.sends_ipv6)
+        self._protocol.counters["malformed_contacts"] += malformed
+        return contacts
 
     def _usable(self, contacts: Iterable[Contact], wanted: bytes = b"") -> list[Contact]:
         """Remove addresses that did not answer lately; what others report does not bring them back. The node that is

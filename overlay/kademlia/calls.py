@@ -44,6 +44,18 @@ FLOOR_S, UNMEASURED_S = 0.1, 0.25
 OnResult = Callable[[Result | None], None]
 
 
+async def answer(call: Callable[[OnResult], None]) -> Result | None:
+    """Make a call, and wait until it is answered or timed out. The caller may be cancelled."""
+    waiting: asyncio.Future[Result | None] = asyncio.get_running_loop().create_future()
+
+    def on_result(result: Result | None) -> None:
+        if not waiting.done():
+            waiting.set_result(result)
+
+    call(on_result)
+    return await waiting
+
+
 class CallTimes(RoundTrips):
     """The round trips of calls to all peers; a peer with round trips of its own gets its own waits. One retry follows a
     wait, and the whole call never exceeds the ceiling."""

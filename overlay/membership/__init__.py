@@ -2,5 +2,5 @@
 
 May import the flat modules of `overlay` and `overlay.kademlia`. `members` and `failure_detector`, and the small rules
 that they use, are pure: events in, `actions` out. `service` connects them to the protocol and performs the actions,
-`prober` runs the timers, `responder` answers requests, `stream_health` adds what streams show.
+`prober` runs the timers, `responder` answers requests.
 """

@@ -1,19 +1,35 @@
 """Connects the member list to the network: events of datagrams and streams in, its actions performed in their order.
 
 Adds what the pure rules lack: the time of each event, sending through the protocol, the log, and the subscribers to
-changes of peers. Never awaits, and owns no task.
+changes of peers. Owns no task.
+
+Requests and responses over streams refresh the peers they come from. Each failure to connect asks the failure detector
+for a probe. A peer whose streams fail twice within half a minute, although it answers probes, is notified, and is
+no candidate for shards for as long. A peer at a port that a NAT chose accepts no streams at all.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.ids import short
-from p2pnode.overlay.kademlia.calls import PROBE_TIMEOUT_S, OnResult
-from p2pnode.overlay.kademlia.messages import Gossip, MemberState, Ping, PingRequest, PingResult, Result, pack_contact
+from p2pnode.overlay.kademlia.calls import PROBE_TIMEOUT_S, OnResult, answer
+from p2pnode.overlay.kademlia.messages import (
+    Gossip,
+    MemberState,
+    Ping,
+    PingRequest,
+    PingResult,
+    Pong,
+    Result,
+    StreamsFailing,
+    pack_contact,
+)
 from p2pnode.overlay.kademlia.protocol import SwarmProtocol
 from p2pnode.overlay.membership.actions import (
     Action,
@@ -32,10 +48,10 @@ from p2pnode.overlay.membership.actions import (
 from p2pnode.overlay.membership.failure_detector import FRESH_SHARE
 from p2pnode.overlay.membership.members import MemberList
 from p2pnode.overlay.membership.stream_movement import StreamMovement
-from p2pnode.overlay.membership.verification_limit import VerificationLimit
 from p2pnode.overlay.peers import Contact, Heartbeat, PeerChange, heartbeat_of
 from p2pnode.overlay.rate_limits import RateLimit, TokenBucket
 from p2pnode.overlay.settings import LivenessSettings
+from p2pnode.overlay.transport import RequestStream
 
 #: A death, or a change of this node's activity, is sent to this many at once; the others receive it as gossip.
 BROADCAST_MAX_PEERS = 20
@@ -44,6 +60,60 @@ BROADCAST_MAX_PEERS = 20
 DEATHS_AT_ONCE = RateLimit(8.0, 16.0)
 #: A helper's answer may take this much longer than its own probe.
 HELPER_SHARE = 1.2
+#: One contact is verified at most once in this time.
+VERIFY_PAUSE_S = 1.0
+#: Contacts whose pause is remembered.
+MAX_PAUSED = 1024
+#: Verification pings under way: bounds the cost of a flood of invented senders, for this node and for the nodes it
+#: names.
+MAX_CONCURRENT_VERIFICATIONS = 512
+#: This many failed streams within the time make a peer unreachable for as long.
+STREAM_FAILURES = 2
+STREAM_FAILURE_S = 30.0
+#: Peers whose failures are counted; beyond it the longest untouched are forgotten.
+MAX_COUNTED = 1024
+
+
+class VerificationLimit:
+    """Admits a verification ping when its contact was not verified just now and few are under way. So datagrams with
+    invented senders cause few."""
+
+    def __init__(self, counters: Counter[str]) -> None:
+        self.under_way = 0
+        self._counters = counters
+        self._next: dict[Contact, float] = {}
+
+    def __len__(self) -> int:
+        """Contacts whose pause is remembered."""
+        return len(self._next)
+
+    def begin(self, contact: Contact, now: float) -> bool:
+        """Whether to ping this contact now; after True, `end` must follow."""
+        if now < self._next.get(contact, 0.0):
+            return False
+        if self.under_way >= MAX_CONCURRENT_VERIFICATIONS:
+            self._counters["strangers_not_asked"] += 1
+            return False
+        self._next.pop(contact, None)
+        self.expire(now)
+        self._next[contact] = now + VERIFY_PAUSE_S
+        if len(self._next) > MAX_PAUSED:
+            del self._next[next(iter(self._next))]
+        self.under_way += 1
+        return True
+
+    def expire(self, now: float) -> None:
+        """Forget the pauses that are over; the oldest is the first, because all are of the same length."""
+        while self._next:
+            oldest = next(iter(self._next))
+            if now < self._next[oldest]:
+                return
+            del self._next[oldest]
+        self._next.clear()  # an empty dictionary keeps the places of all it had
+
+    def end(self) -> None:
+        """A verification was answered, or timed out."""
+        self.under_way -= 1
 
 
 class Membership:
@@ -67,6 +137,8 @@ class Membership:
         self._deaths = TokenBucket(DEATHS_AT_ONCE, environment.clock.monotonic())
         #: The helpers that an inquiry waits for, by the member that it is about.
         self._inquiries: dict[bytes, set[bytes]] = {}
+        #: How many streams to each peer have failed, and when the last one did.
+        self._failures: dict[bytes, tuple[int, float]] = {}
         self._closed = False
         self._callbacks: list[Callable[[PeerChange], None]] = []
         protocol.subscribe(self, members)
@@ -122,14 +194,6 @@ class Membership:
         """A process at this address has proved that it holds this node's key."""
         self.perform(self.members.conflicts.on_proof(incarnation, boot_id, address))
 
-    def on_stream_request(self, heartbeat: Heartbeat, source: Address) -> None:
-        """A peer sent a request over a stream."""
-        self.perform(self.members.on_stream_request(heartbeat, source, self._clock.monotonic()))
-
-    def on_stream_response(self, heartbeat: Heartbeat, address: Address) -> None:
-        """The node at this address answered a request over a stream."""
-        self.perform(self.members.on_stream_response(heartbeat, address, self._clock.monotonic()))
-
     def tick(self, now: float) -> None:
         """Let the failure detector expire suspicions and begin a probe round."""
         self.verifications.expire(now)
@@ -153,6 +217,30 @@ class Membership:
         else:
             self._ask_through(helper, contact, on_result)
 
+    async def ping(self, contact: Contact) -> Heartbeat | None:
+        """The heartbeat of one node; None when it does not answer, or another node does."""
+        answered = await answer(partial(self._protocol.call, contact, Ping()))
+        peer = self.members.peer(contact.node_id)
+        return heartbeat_of(peer) if isinstance(answered, Pong) and peer is not None else None
+
+    async def query_steps(self, node_ids: Sequence[bytes]) -> None:
+        """Ask all of these that are known, at once; the peer table takes their heartbeats."""
+        contacts = [peer.contact for node_id in node_ids if (peer := self.members.peer(node_id)) is not None]
+        if not contacts:
+            return
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        left = len(contacts)
+
+        def on_result(_: Result | None) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0 and not waiting.done():
+                waiting.set_result(None)
+
+        for contact in contacts:
+            self.ask(contact, on_result)
+        await waiting
+
     def heard_lately(self, node_id: bytes) -> Heartbeat | None:
         """The heartbeat of a member from which a message has just come; None for others."""
         since = self._clock.monotonic() - FRESH_SHARE * self._settings.probe_interval_s
@@ -165,6 +253,38 @@ class Membership:
         if actions:
             self._log.debug("peer_doubted", peer=short(node_id), reason=reason)
             self.perform(actions)
+
+    # -- streams -------------------------------------------------------------------------------------------------
+
+    def on_stream_request(self, heartbeat: Heartbeat, source: Address, stream: RequestStream | None = None) -> None:
+        """A peer sent a request over a stream. `source` has the port that the peer listens on."""
+        self.perform(self.members.on_stream_request(heartbeat, source, self._clock.monotonic()))
+        if stream is not None and heartbeat.node_id in self.members.peers:
+            self.movement.add(heartbeat.node_id, stream)
+
+    def on_stream_response(self, heartbeat: Heartbeat, address: Address) -> None:
+        """The node at this address answered a request over a stream."""
+        self._failures.pop(heartbeat.node_id, None)
+        self.perform(self.members.on_stream_response(heartbeat, address, self._clock.monotonic()))
+
+    def on_stream_failure(self, to: Contact, reason: str) -> None:
+        """No stream to this peer could be opened, or it broke."""
+        now = self._clock.monotonic()
+        count, last = self._failures.pop(to.node_id, (0, now))
+        count = count + 1 if now - last <= STREAM_FAILURE_S else 1
+        self._failures[to.node_id] = (count, now)
+        if len(self._failures) > MAX_COUNTED:
+            del self._failures[next(iter(self._failures))]
+        if count == STREAM_FAILURES and to.node_id in self.members.peers:
+            self._protocol.send_gossip(to, [], StreamsFailing())
+        self.request_probe(to.node_id, reason)
+
+    def is_reachable(self, node_id: bytes) -> bool:
+        """False for a while after its streams failed repeatedly, for a peer behind a NAT, and for an unverified one."""
+        if not self.members.takes_streams(node_id) or not self.members.is_verified(node_id):
+            return False
+        count, last = self._failures.get(node_id, (0, 0.0))
+        return count < STREAM_FAILURES or self._clock.monotonic() - last > STREAM_FAILURE_S
 
     # -- actions -------------------------------------------------------------------------------------------------
 
@@ -209,6 +329,8 @@ class Membership:
         level(f"peer_{event}", peer=short(change.node_id), reason=change.reason)
         if change.kind in ("dead", "left"):
             self.movement.forget(change.node_id)
+        elif change.kind in ("up", "returned", "restarted", "moved"):
+            self._failures.pop(change.node_id, None)  # from before: they do not count against its streams now
         for callback in list(self._callbacks):
             callback(change)
 

@@ -17,11 +17,11 @@ import pytest
 from p2pnode.client import find
 from p2pnode.overlay.addresses import Address, NodeAddress
 from p2pnode.overlay.bootstrap.hello import HelloContext, say_hello
-from p2pnode.overlay.envelope import Envelope
 from p2pnode.overlay.identity import Identity, identity_from_seed
 from p2pnode.overlay.kademlia import messages
 from p2pnode.overlay.kademlia.messages import Ping
 from p2pnode.overlay.peers import Heartbeat
+from p2pnode.overlay.requests import Envelope
 from p2pnode.overlay.sealing.client_hello import server_name
 from p2pnode.overlay.sealing.handshake import SEALED
 from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey

@@ -120,7 +120,7 @@ def test_a_dead_resolver_holds_up_neither_remembered_peers_nor_known_addresses(f
 
         await world.crash(0)
         await world.until(lambda: len(again.peers) == 0, 30.0, "it is alone")
-        again._joining._peer_store._peers = b""
+        again._joining._peer_store._met.clear()
         await asyncio.sleep(20)
         back = world.make(0)
         await back.start()
@@ -132,7 +132,7 @@ def test_a_dead_resolver_holds_up_neither_remembered_peers_nor_known_addresses(f
         moved = world.make(0, host="10.9.9.9")
         await moved.start()
         moved.found(again.genesis or b"")
-        again._joining._peer_store._peers = b""
+        again._joining._peer_store._met.clear()
         names.names["swarm"] = [moved.address]
         names.failure, names.hangs = None, False
         await world.until(lambda: any(p.address == moved.address for p in again.peers), 60.0, "at its new address")

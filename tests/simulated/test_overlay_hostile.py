@@ -18,7 +18,7 @@ from p2pnode.overlay.kademlia.calls import MAX_OUTSTANDING
 from p2pnode.overlay.kademlia.identity_proofs import PROOFS
 from p2pnode.overlay.membership.members import MAX_PEERS
 from p2pnode.overlay.membership.responder import MAX_PINGS_FOR_OTHERS
-from p2pnode.overlay.membership.verification_limit import MAX_CONCURRENT_VERIFICATIONS, MAX_PAUSED
+from p2pnode.overlay.membership.service import MAX_CONCURRENT_VERIFICATIONS, MAX_PAUSED
 from p2pnode.overlay.peers import Activity, Contact, Heartbeat
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.overlay_swarm import GENESIS, PORT, OverlayWorld, endpoint

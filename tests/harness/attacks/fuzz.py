@@ -22,14 +22,14 @@ import msgspec
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.bootstrap import hello
-from p2pnode.overlay.envelope import Envelope
 from p2pnode.overlay.kademlia import messages
 from p2pnode.overlay.kademlia.calls import MAX_OUTSTANDING
 from p2pnode.overlay.membership.identity_conflict import MAX_REPORTED
 from p2pnode.overlay.membership.responder import MAX_PINGS_FOR_OTHERS
-from p2pnode.overlay.membership.verification_limit import MAX_CONCURRENT_VERIFICATIONS, MAX_PAUSED
+from p2pnode.overlay.membership.service import MAX_CONCURRENT_VERIFICATIONS, MAX_PAUSED
 from p2pnode.overlay.overlay import Overlay
 from p2pnode.overlay.peers import Heartbeat
+from p2pnode.overlay.requests import Envelope
 from p2pnode.overlay.transport import MAX_DATAGRAM_BYTES, Request, RequestRejected
 from tests.harness.swarms.overlay_swarm import GENESIS, PORT, OverlayWorld, endpoint
 
@@ -296,9 +296,7 @@ class Fuzz:
     async def _serves(self, nodes: list[Overlay], target: Overlay) -> None:
         """Other nodes' traffic continues: asked at its address, the node answers."""
         for node in (nodes[0], nodes[2]):
-            assert await node._queries.ask(target.local.contact, messages.FindNode(target.node_id)) is not None, (
-                self.tally
-            )
+            assert await node._lookups.ask(target.local.contact, target.node_id), self.tally
 
 
 def services() -> list[str]:

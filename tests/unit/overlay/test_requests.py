@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import AsyncIterator, Coroutine
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import pytest
-from msgspec import Meta
 
 from p2pnode.overlay import requests
 from p2pnode.overlay.addresses import Address, NodeAddress
 from p2pnode.overlay.capacity import class_of
-from p2pnode.overlay.envelope import REPEATED_S, Envelope
 from p2pnode.overlay.local_node import LocalNode
 from p2pnode.overlay.peers import Contact, Heartbeat
 from p2pnode.overlay.rate_limits import RateLimit
-from p2pnode.overlay.requests import RATE_LIMIT_DELAY_S, RequestService
+from p2pnode.overlay.requests import RATE_LIMIT_DELAY_S, Envelope, RequestService
 from p2pnode.overlay.transport import (
     Buffer,
     ReceivedResponse,
@@ -39,45 +36,38 @@ SOURCE = Address("10.0.0.2", 50_000)
 
 
 class Events:
-    """Records the requests that count as signs of life."""
+    """In the place of `Membership`: records what streams show about peers."""
 
     def __init__(self) -> None:
-        self.changes = 0
         self.requests: list[tuple[bytes, Address]] = []
         self.capacities: list[tuple[bytes, int]] = []
         self.versions: list[tuple[bytes, str]] = []
-        self.streams: list[tuple[bytes, RequestStream]] = []
+        self.streams: list[tuple[bytes, RequestStream | None]] = []
         self.responses: list[bytes] = []
         self.failures: list[str] = []
         #: Requests of this node.
         self.under_way: list[tuple[bytes, RequestStream]] = []
+        self.members = SimpleNamespace(
+            peers=SimpleNamespace(
+                note_capacity=lambda *noted: self.capacities.append(noted),
+                note_version=lambda *noted: self.versions.append(noted),
+            ),
+            takes_streams=lambda _node_id: True,
+        )
+        self.movement = SimpleNamespace(
+            begin=lambda *request: self.under_way.append(request),
+            end=lambda *request: self.under_way.remove(request),
+        )
 
-    def on_stream(self, node_id: bytes, stream: RequestStream) -> None:
-        self.streams.append((node_id, stream))
-
-    def on_sent(self, node_id: bytes, request: RequestStream) -> None:
-        self.under_way.append((node_id, request))
-
-    def on_done(self, node_id: bytes, request: RequestStream) -> None:
-        self.under_way.remove((node_id, request))
-
-    def on_capacity(self, node_id: bytes, capacity: int) -> None:
-        self.capacities.append((node_id, capacity))
-
-    def on_version(self, node_id: bytes, version: str) -> None:
-        self.versions.append((node_id, version))
-
-    def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
+    def on_stream_request(self, heartbeat: Heartbeat, source: Address, stream: RequestStream | None = None) -> None:
         self.requests.append((heartbeat.node_id, source))
+        self.streams.append((heartbeat.node_id, stream))
 
-    def on_response(self, heartbeat: Heartbeat, address: Address) -> None:
+    def on_stream_response(self, heartbeat: Heartbeat, address: Address) -> None:
         self.responses.append(heartbeat.node_id)
 
-    def on_failure(self, to: Contact, reason: str) -> None:
+    def on_stream_failure(self, to: Contact, reason: str) -> None:
         self.failures.append(reason)
-
-    def takes_streams(self, node_id: bytes) -> bool:
-        return True
 
 
 async def no_body() -> AsyncIterator[Buffer]:
@@ -134,67 +124,6 @@ def test_the_stream_of_a_request_is_reported_with_its_peer() -> None:
     play(story())
 
 
-def test_what_a_peer_said_last_keeps_no_stream_alive() -> None:
-    """A connection that has ended takes no memory until its peer is heard again, which may be never."""
-
-    async def story() -> None:
-        made, local, events = service()
-        incoming = request(local)
-        incoming.stream = StreamStub()
-        gone = weakref.ref(incoming.stream)
-        await made.serve(incoming)
-        incoming.stream = None
-        events.streams.clear()
-        assert gone() is None
-
-    play(story())
-
-
-@pytest.mark.parametrize(
-    "change",
-    ["time", "membership", "heartbeat", "host", "proof", "capacity", "version", "stream"],
-)
-def test_what_a_peer_repeats_at_once_is_told_once(change: str) -> None:
-    """Ten requests within a moment are one sign of life. Anything else that they say, or that has changed since, is
-    told: the time, what is known of peers, heartbeat, address, proof, capacity class, version, stream."""
-
-    async def story() -> None:
-        made, local, events = service()
-        stream = StreamStub()
-
-        async def serve(source: Address = SOURCE, stream: RequestStream = stream, **changes: Any) -> None:
-            incoming = request(local, source=source, **changes)
-            incoming.stream = stream
-            await made.serve(incoming)
-
-        for _ in range(10):
-            await serve()
-        assert (len(events.requests), len(events.streams)) == (1, 1)
-        if change == "time":
-            await asyncio.sleep(1.01 * REPEATED_S)
-        if change == "membership":
-            events.changes += 1
-        await serve(
-            NodeAddress.of(SOURCE, THEIR_ID)
-            if change == "proof"
-            else Address("10.0.0.3", 5)
-            if change == "host"
-            else SOURCE,
-            StreamStub() if change == "stream" else stream,
-            **{
-                "heartbeat": {"heartbeat": heartbeat(THEIR_ID, step=3)},
-                "capacity": {"capacity": 3},
-                "version": {"version": "1"},
-            }.get(change, {}),
-        )
-        assert len(events.requests) == (1 if change == "stream" else 2)
-        assert len(events.streams) == 2
-        assert events.capacities == [(THEIR_ID, 3)] * (change == "capacity")
-        assert events.versions == [(THEIR_ID, "1")] * (change == "version")
-
-    play(story())
-
-
 class Outgoing(StreamStub):
     """A request of a transport, which is answered so, or fails."""
 
@@ -212,10 +141,9 @@ class Outgoing(StreamStub):
         self.has_ended = True
 
 
-@pytest.mark.parametrize("ends", ["answered", "repeated", "foreign", "failed", "broken", "left"])
+@pytest.mark.parametrize("ends", ["answered", "foreign", "failed", "broken", "left"])
 def test_a_request_counts_as_under_way_until_it_has_ended(ends: str) -> None:
-    """Whether it is answered, by a node of this swarm or another, fails before or inside its body, or is left. Of what
-    a peer repeats in its answers it is told once, as of what it repeats in its requests."""
+    """Whether it is answered, by a node of this swarm or another, fails before or inside its body, or is left."""
 
     async def story() -> None:
         made, local, events = service()
@@ -227,17 +155,16 @@ def test_a_request_counts_as_under_way_until_it_has_ended(ends: str) -> None:
         if ends == "failed":
             encoded = TransportError("refused", to.address, "refused it")
         made._transport = SimpleNamespace(request=lambda *_, **__: Outgoing(encoded, events))  # type: ignore[assignment]
-        for _ in range(3 if ends == "repeated" else 1):
-            try:
-                async with made.request(to, "echo", b"", timeout_s=1.0) as answer:
-                    assert answer.head == b"hi"
-                    assert len(events.under_way) == 1
-                    if ends == "broken":
-                        raise TransportError("reset", to.address, "broke off")
-                    if ends == "left":
-                        raise ZeroDivisionError
-            except (TransportError, ZeroDivisionError):
-                assert ends in ("foreign", "failed", "broken", "left")
+        try:
+            async with made.request(to, "echo", b"", timeout_s=1.0) as answer:
+                assert answer.head == b"hi"
+                assert len(events.under_way) == 1
+                if ends == "broken":
+                    raise TransportError("reset", to.address, "broke off")
+                if ends == "left":
+                    raise ZeroDivisionError
+        except (TransportError, ZeroDivisionError):
+            assert ends in ("foreign", "failed", "broken", "left")
         assert events.under_way == []
         assert events.responses == [THEIR_ID] * (ends not in ("foreign", "failed"))
         assert len(events.failures) == (ends in ("failed", "broken"))
@@ -245,8 +172,8 @@ def test_a_request_counts_as_under_way_until_it_has_ended(ends: str) -> None:
     play(story())
 
 
-class FormerEnvelope(msgspec.Struct, frozen=True, array_like=True):
-    """The envelope of versions without capacity classes."""
+class ShortEnvelope(msgspec.Struct, frozen=True, array_like=True):
+    """An envelope without capacity class and version."""
 
     tag: bytes
     heartbeat: Heartbeat
@@ -254,72 +181,64 @@ class FormerEnvelope(msgspec.Struct, frozen=True, array_like=True):
     payload: bytes
 
 
-def test_a_capacity_class_travels_with_requests_and_answers_and_former_versions_do_not_notice() -> None:
-    """An unknown class adds no byte; a known one is an element that a former version ignores, and may leave out."""
+def test_capacity_class_and_version_travel_with_requests_and_answers() -> None:
+    """A peer may leave them out, and then it has announced none; what a later version appends is ignored."""
 
     async def story() -> None:
-        made, local, events = service()
-        unknown = (await made.serve(request(local))).head
-        assert unknown == msgspec.msgpack.encode(
-            FormerEnvelope(local.tag or b"", local.heartbeat, b"", b"hi 10.0.0.2:8468")
-        )
-        assert events.capacities == []
+        made, local, events = service("0.2.1")
+        head = (await made.serve(request(local, capacity=7, version="0.3.0.dev1"))).head
+        assert msgspec.msgpack.decode(head, type=Envelope).version == "0.2.1"
+        assert (events.capacities, events.versions) == ([(THEIR_ID, 7)], [(THEIR_ID, "0.3.0.dev1")])
 
         for _ in range(100):
             local.line.sent(0.25, 250_000, is_busy=True, is_full=True)
-        head = (await made.serve(request(local, capacity=7))).head
-        assert events.capacities == [(THEIR_ID, 7)]
+        short = ShortEnvelope(local.tag or b"", heartbeat(THEIR_ID), OWN_ID, b"hi ")
+        head = (await made.serve(Request("echo", SOURCE, msgspec.msgpack.encode(short), no_body()))).head
         assert msgspec.msgpack.decode(head, type=Envelope).capacity == class_of(1_000_000)
-        assert msgspec.msgpack.decode(head, type=FormerEnvelope).payload == b"hi 10.0.0.2:8468"
+        assert len(events.capacities) == len(events.versions) == 1
 
-        former = FormerEnvelope(local.tag or b"", heartbeat(THEIR_ID), OWN_ID, b"hi ")
-        await made.serve(Request("echo", SOURCE, msgspec.msgpack.encode(former), no_body()))
-        assert events.capacities == [(THEIR_ID, 7)]
-
-    play(story())
-
-
-class CapacityEnvelope(FormerEnvelope, frozen=True, array_like=True):
-    """The envelope of versions without versions."""
-
-    capacity: Annotated[int, Meta(ge=0, le=255)] = 0
-
-
-def test_the_version_travels_with_requests_and_answers_and_former_versions_do_not_notice() -> None:
-    """A node says its version in both directions, before and after its capacity class is known. Those that know no
-    versions read the rest, and may leave it out."""
-
-    async def story() -> None:
-        made, local, events = service("0.2.1")
-        for capacity in (0, class_of(1_000_000)):
-            head = (await made.serve(request(local, version="0.3.0.dev1"))).head
-            assert msgspec.msgpack.decode(head, type=Envelope).version == "0.2.1"
-            assert msgspec.msgpack.decode(head, type=Envelope).capacity == capacity
-            assert msgspec.msgpack.decode(head, type=CapacityEnvelope).capacity == capacity
-            assert msgspec.msgpack.decode(head, type=FormerEnvelope).payload == b"hi 10.0.0.2:8468"
-            for _ in range(100):
-                local.line.sent(0.25, 250_000, is_busy=True, is_full=True)
-            events.changes += 1
-        assert events.versions == [(THEIR_ID, "0.3.0.dev1")] * 2
-
-        for kind in (FormerEnvelope, CapacityEnvelope):
-            former = kind(local.tag or b"", heartbeat(THEIR_ID), OWN_ID, b"hi ")
-            await made.serve(Request("echo", SOURCE, msgspec.msgpack.encode(former), no_body()))
-        assert len(events.versions) == 2
+        later = [*msgspec.msgpack.decode(request(local).head), "more"]
+        await made.serve(Request("echo", SOURCE, msgspec.msgpack.encode(later), no_body()))
 
     play(story())
 
 
-@pytest.mark.parametrize("version", ["v" * 65, 7, None, b"0.1"])
-def test_a_version_without_bound_is_no_envelope(version: object) -> None:
-    """What is longer than any version, or no text, is refused before anything is done with it."""
+HEAD = [b"t" * 8, heartbeat(THEIR_ID), OWN_ID, b"hi ", 0]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 5000,
+        msgspec.msgpack.encode(HEAD)[:-1],
+        msgspec.msgpack.encode([b"t" * 9, *HEAD[1:]]),
+        msgspec.msgpack.encode([*HEAD[:2], OWN_ID + b"o", *HEAD[3:]]),
+        msgspec.msgpack.encode([*HEAD[:4], 256]),
+        *(msgspec.msgpack.encode([*HEAD, version]) for version in ("v" * 65, 7, None, b"0.1")),
+    ],
+)
+def test_anything_else_is_no_envelope(head: bytes) -> None:
+    """It is refused before anything is done with it: strangers send it."""
 
     async def story() -> None:
-        made, local, events = service("0.2.1")
-        fields = (local.tag, heartbeat(THEIR_ID), OWN_ID, b"hi ", 0, version)
+        made, _, events = service("0.2.1")
         with pytest.raises(RequestRejected, match="not an envelope"):
-            await made.serve(Request("echo", SOURCE, msgspec.msgpack.encode(fields), no_body()))
+            await made.serve(Request("echo", SOURCE, head, no_body()))
         assert (events.requests, events.versions) == ([], [])
+
+    play(story())
+
+
+@pytest.mark.parametrize(("host", "reached"), [("192.0.2.5", "192.0.2.5"), ("nonsense", "10.0.0.2")])
+def test_a_peer_is_reached_at_the_host_that_it_announces(host: str, reached: str) -> None:
+    """If that is an address; otherwise where its request came from, at the port that it listens on."""
+
+    async def story() -> None:
+        made, local, _ = service()
+        head = (await made.serve(request(local, heartbeat=heartbeat(THEIR_ID, host=host)))).head
+        assert msgspec.msgpack.decode(head, type=Envelope).payload == f"hi {reached}:8468".encode()
 
     play(story())
 

@@ -45,11 +45,10 @@ class World:
             peer=self.peers.get,
             detector=SimpleNamespace(is_suspect=lambda node_id: node_id in self.suspects),
         )
-        membership: Any = SimpleNamespace(members=members)
-        health: Any = SimpleNamespace(is_reachable=lambda node_id: node_id not in self.unreachable)
+        membership: Any = SimpleNamespace(members=members, is_reachable=lambda node_id: node_id not in self.unreachable)
         lookups: Any = SimpleNamespace(find=self._find)
         sampler: Any = SimpleNamespace(knows_nearly_all=lambda: knows_all)
-        self.candidates = Candidates(self.local, K, membership, health, lookups, sampler, VirtualClock())
+        self.candidates = Candidates(self.local, K, membership, lookups, sampler, VirtualClock())
 
     def meet(self, node_id: bytes, **changes: object) -> None:
         fields: dict[str, object] = {"eligible": True, "activity": int(Activity.TRAINING), **changes}
@@ -122,13 +121,11 @@ def test_several_keys_have_the_candidates_that_each_of_them_has_alone(knows_all:
         world = World(OTHERS[:-1], knows_all=knows_all)
         world.suspects.append(OTHERS[3])
         asked: list[bytes] = []
-        is_reachable = world.candidates._stream_health.is_reachable
+        is_reachable = world.candidates._is_reachable
         world.candidates._lookups.find = lambda _key: asyncio.sleep(0.1, [])  # type: ignore[method-assign,assignment]
         keys = [bytes([number]) * 20 for number in range(0, 250, 25)]
         alone = [await world.candidates.of(key) for key in keys]
-        world.candidates._stream_health.is_reachable = lambda node_id: (
-            not asked.append(node_id) and is_reachable(node_id)
-        )  # type: ignore[method-assign,func-returns-value]
+        world.candidates._is_reachable = lambda node_id: not asked.append(node_id) and is_reachable(node_id)  # type: ignore[method-assign,func-returns-value]
 
         assert await world.candidates.of_all(keys) == alone
         assert len({tuple(one) for one in alone}) == len(keys)

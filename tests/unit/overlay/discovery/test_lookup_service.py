@@ -12,7 +12,7 @@ from p2pnode.overlay.discovery.lookup_service import DEADLINE_S, RECENT, LookupS
 from p2pnode.overlay.ids import distance
 from p2pnode.overlay.kademlia.messages import FindNode, Nodes, pack_contact, pack_nodes
 from p2pnode.overlay.local_node import LocalNode
-from p2pnode.overlay.membership.negative_cache import NegativeCache
+from p2pnode.overlay.membership.members import NegativeCache
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
 from tests.harness.builders.peers import ids

@@ -14,7 +14,7 @@ from p2pnode.overlay.discovery.peer_sampling import MAX_BALLS, MIN_PAUSE_PER_LOO
 from p2pnode.overlay.discovery.population import Population
 from p2pnode.overlay.ids import distance
 from p2pnode.overlay.local_node import LocalNode
-from p2pnode.overlay.membership.negative_cache import NegativeCache
+from p2pnode.overlay.membership.members import NegativeCache
 from p2pnode.overlay.peer_table import PeerTable
 from p2pnode.overlay.peers import Activity, Contact, PeerChange
 from tests.harness.builders.peers import heartbeat, ids

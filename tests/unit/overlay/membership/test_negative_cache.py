@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pnode.overlay.membership.negative_cache import MAX_ENTRIES, MAX_PAUSE_S, NegativeCache
+from p2pnode.overlay.membership.members import MAX_ENTRIES, MAX_PAUSE_S, NegativeCache
 from tests.harness.builders.peers import contact
 
 

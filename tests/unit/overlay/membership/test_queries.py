@@ -11,7 +11,6 @@ import pytest
 from p2pnode.overlay.kademlia.messages import Nodes, Ping, PingRequest, PingResult, Pong, pack_contact
 from p2pnode.overlay.membership.failure_detector import FailureDetector
 from p2pnode.overlay.membership.members import MemberList
-from p2pnode.overlay.membership.queries import PeerQueries
 from p2pnode.overlay.membership.service import Membership
 from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import contact, heartbeat, ids
@@ -29,11 +28,10 @@ class World:
         self.recorder = RecordingProtocol()
         detector = FailureDetector(OWN, 1, LivenessSettings(), random.Random(1), 0.0)
         self.members = MemberList(OWN, 7, detector, self.recorder.router, 20)
-        membership = Membership(self.members, self.recorder.protocol, LivenessSettings(), make_environment())
+        self.queries = Membership(self.members, self.recorder.protocol, LivenessSettings(), make_environment())
         self.seen = heartbeat(A, step=4, samples=2, step_seconds=1.5, eligible=True)
         for seen, at in ((self.seen, contact(A)), (heartbeat(B, port=9), contact(B, 9))):
             self.members.on_response(seen, at.address, 0.01, at, 0.0, proven=True)
-        self.queries = PeerQueries(self.recorder.protocol, membership)
 
 
 def play(story: Callable[[World], Awaitable[None]]) -> None:
@@ -109,7 +107,7 @@ def test_a_cancelled_caller_leaves_a_result_without_effect() -> None:
     """The result that arrives later raises nothing."""
 
     async def story(world: World) -> None:
-        for query in (world.queries.ask(contact(A), Ping()), world.queries.query_steps([A])):
+        for query in (world.queries.ping(contact(A)), world.queries.query_steps([A])):
             asked = asyncio.ensure_future(query)
             await asyncio.sleep(0)
             asked.cancel()

@@ -10,8 +10,7 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.kademlia.messages import Ping, StreamsFailing
 from p2pnode.overlay.membership.failure_detector import FailureDetector
 from p2pnode.overlay.membership.members import MemberList
-from p2pnode.overlay.membership.service import Membership
-from p2pnode.overlay.membership.stream_health import STREAM_FAILURE_S, StreamHealth
+from p2pnode.overlay.membership.service import STREAM_FAILURE_S, Membership
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import heartbeat, ids
@@ -30,9 +29,8 @@ class World:
         detector = FailureDetector(OWN, 1, LivenessSettings(), random.Random(1), 0.0)
         self.members = MemberList(OWN, 7, detector, self.recorder.router, 20)
         environment = make_environment()
-        self.membership = membership = Membership(self.members, self.recorder.protocol, LivenessSettings(), environment)
-        self.health = StreamHealth(self.recorder.protocol, membership, environment.clock)
-        membership.on_response(heartbeat(PEER.node_id), PEER.address, 0.01, PEER, proven=True)
+        self.health = Membership(self.members, self.recorder.protocol, LivenessSettings(), environment)
+        self.health.on_response(heartbeat(PEER.node_id), PEER.address, 0.01, PEER, proven=True)
 
 
 def play(story: Callable[[World], Awaitable[None]]) -> None:
@@ -42,30 +40,15 @@ def play(story: Callable[[World], Awaitable[None]]) -> None:
     VirtualLoop().run(run())
 
 
-def test_each_change_and_each_failure_is_counted() -> None:
-    """What peers said before is told again after it: a sign of life may mean more now."""
-
-    async def story(world: World) -> None:
-        before = world.health.changes
-        world.health.on_failure(PEER, "reset")
-        assert world.health.changes == before + 1
-        world.membership.request_probe(PEER.node_id, "a test")
-        assert world.health.changes == before + 1
-        world.membership.perform(world.members.on_unreachable(PEER.node_id, 1.0))
-        assert world.health.changes == before + 2
-
-    play(story)
-
-
 def test_the_second_failure_is_reported_to_the_peer_and_excludes_it_for_a_while() -> None:
     """Each failure requests a probe; after the time it is reachable again."""
 
     async def story(world: World) -> None:
-        world.health.on_failure(PEER, "reset")
+        world.health.on_stream_failure(PEER, "reset")
         assert world.health.is_reachable(PEER.node_id)
         assert [(call.contact, call.body) for call in world.recorder.calls] == [(PEER, Ping())]
         assert world.recorder.sent == []
-        world.health.on_failure(PEER, "reset")
+        world.health.on_stream_failure(PEER, "reset")
         assert not world.health.is_reachable(PEER.node_id)
         assert world.recorder.sent == [(PEER, [], StreamsFailing())]
         await asyncio.sleep(STREAM_FAILURE_S + 1)
@@ -78,9 +61,9 @@ def test_failures_far_apart_are_counted_anew() -> None:
     """Two failures that are not within the time do not exclude it."""
 
     async def story(world: World) -> None:
-        world.health.on_failure(PEER, "timeout")
+        world.health.on_stream_failure(PEER, "timeout")
         await asyncio.sleep(STREAM_FAILURE_S + 1)
-        world.health.on_failure(PEER, "timeout")
+        world.health.on_stream_failure(PEER, "timeout")
         assert world.health.is_reachable(PEER.node_id)
 
     play(story)
@@ -91,11 +74,11 @@ def test_a_response_and_a_restart_reset_the_count() -> None:
 
     async def story(world: World) -> None:
         for _ in range(2):
-            world.health.on_failure(PEER, "reset")
-        world.health.on_response(heartbeat(PEER.node_id), PEER.address)
+            world.health.on_stream_failure(PEER, "reset")
+        world.health.on_stream_response(heartbeat(PEER.node_id), PEER.address)
         assert world.health.is_reachable(PEER.node_id)
         for _ in range(2):
-            world.health.on_failure(PEER, "reset")
+            world.health.on_stream_failure(PEER, "reset")
         restarted = heartbeat(PEER.node_id, incarnation=2, boot_id=8)
         world.recorder.events.on_response(restarted, PEER.address, 0.01, PEER, proven=True)  # type: ignore[attr-defined]
         assert world.health.is_reachable(PEER.node_id)
@@ -107,7 +90,7 @@ def test_a_request_refreshes_a_known_peer() -> None:
     """Its heartbeat over a stream is as good as one in a datagram."""
 
     async def story(world: World) -> None:
-        world.health.on_request(heartbeat(PEER.node_id, step=3), Address(PEER.address.host, 50123))
+        world.health.on_stream_request(heartbeat(PEER.node_id, step=3), Address(PEER.address.host, 50123))
         peer = world.members.peer(PEER.node_id)
         assert peer is not None
         assert peer.step == 3

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from p2pnode.overlay.membership import verification_limit
-from p2pnode.overlay.membership.verification_limit import VERIFY_PAUSE_S, VerificationLimit
+from p2pnode.overlay.membership import service
+from p2pnode.overlay.membership.service import VERIFY_PAUSE_S, VerificationLimit
 from tests.harness.builders.peers import contact, ids
 
 
@@ -24,7 +24,7 @@ def test_a_contact_is_verified_once_per_pause() -> None:
 
 def test_only_so_many_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the limit they are refused and counted, until one has ended."""
-    monkeypatch.setattr(verification_limit, "MAX_CONCURRENT_VERIFICATIONS", 2)
+    monkeypatch.setattr(service, "MAX_CONCURRENT_VERIFICATIONS", 2)
     counters: Counter[str] = Counter()
     limit = VerificationLimit(counters)
 
@@ -36,7 +36,7 @@ def test_only_so_many_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_remembered_contacts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest is forgotten."""
-    monkeypatch.setattr(verification_limit, "MAX_PAUSED", 2)
+    monkeypatch.setattr(service, "MAX_PAUSED", 2)
     limit = VerificationLimit(Counter())
     for node_id in ids(3):
         limit.begin(contact(node_id), 0.0)
