@@ -155,7 +155,7 @@ def _exchange(exchange: ExchangeStatus) -> Iterator[Family]:
     ]
     yield Family("p2pnode_published_pulls_total", "counter", "Shards pulled as published values.", pulls)
     yield single(
-        "p2pnode_chain_mismatches_total",
+        "p2pnode_publication_mismatches_total",
         "counter",
         "Shards that had other bits than their owner's published value.",
         exchange.publication_mismatches,
