@@ -1,7 +1,6 @@
 """docs/metrics.md: every metric family that the daemon's code can write, read from the syntax tree. Pure.
 
-A family is a call of `Family` or `single` with its name, kind and help. The help may be a name that was assigned in the
-same function just before.
+A family is a call of `gauge` or `counter` with its name and help.
 """
 
 from __future__ import annotations
@@ -43,30 +42,9 @@ def metrics_page(root: Path = ROOT) -> str:
 
 
 def families(root: Path) -> Iterator[Described]:
-    """All families of the package `p2pnode`. Raises `LookupError` for one whose help cannot be read."""
+    """All families of the package `p2pnode`."""
     for path in sorted((root / "p2pnode").rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        if "Family(" not in text and "single(" not in text:
-            continue
-        for function in ast.walk(ast.parse(text)):
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield from _of(function, path.name)
-
-
-def _of(function: ast.FunctionDef | ast.AsyncFunctionDef, place: str) -> Iterator[Described]:
-    texts: dict[str, str] = {}
-    # Statements come in the order of the text, so that a name means its last assignment.
-    for node in sorted(
-        (one for one in ast.walk(function) if isinstance(one, ast.Assign | ast.Call)), key=lambda one: one.lineno
-    ):
-        if isinstance(node, ast.Assign):
-            if isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Constant):
-                texts[node.targets[0].id] = str(node.value.value)
-        elif isinstance(node.func, ast.Name) and node.func.id in ("Family", "single") and len(node.args) >= 3:
-            name, kind, what = node.args[:3]
-            if not isinstance(name, ast.Constant) or not isinstance(kind, ast.Constant):
-                continue
-            said = what.value if isinstance(what, ast.Constant) else texts.get(getattr(what, "id", ""))
-            if said is None:
-                raise LookupError(f"{place}: the help of {name.value} cannot be read")
-            yield Described(str(name.value), str(kind.value), str(said).replace("|", "\\|"))
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ("gauge", "counter"):
+                name, what = (str(ast.literal_eval(argument)) for argument in call.args[:2])
+                yield Described(name, call.func.id, what.replace("|", "\\|"))

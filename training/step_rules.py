@@ -11,7 +11,7 @@ from p2pnode.training.swarm import Swarm
 
 #: A delta weighs by its samples between these multiples of its share.
 SAMPLE_WEIGHT_RANGE = (0.25, 4.0)
-#: Rate of sparse deltas, instead of the outer rule's (`benchmarks.accuracy`).
+#: Rate of sparse deltas, instead of the outer rule's.
 SPARSE_LR = 1.4
 
 

@@ -1,4 +1,5 @@
-"""Findings of `/status.health` from plain facts: the line, refused deltas, releases of peers, the tracker. Pure.
+"""Findings of `/status.health` from plain facts: the line, refused deltas, releases of peers, records, devices, the
+tracker. Pure.
 
 What a peer says of its version is shown and decides nothing. Whether nodes understand each other is decided by the
 version of the protocol when they meet (`hello`).
@@ -10,8 +11,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from p2pnode.status.schema import Finding, LineStatus
+from p2pnode.status.schema import DeviceStatus, DispatchStatus, Finding, LineStatus
 from p2pnode.training.codec_choice import CodecChoice
+from p2pnode.training.dispatch.client import TROUBLE_S
+from p2pnode.training.dispatch.facts import MasterFacts, RecordsFacts
 
 #: Steps with a refusal among the last ones (`Progress.refusals`). One refusal is no finding: a shard that has just been
 #: recovered, or one bad batch, refuses a step.
@@ -123,3 +126,63 @@ def tracker_findings(name: str, problem: str, lost: int) -> list[Finding]:
             do="correct it: the next try is within a minute; or leave training.tracker empty",
         )
     ]
+
+
+def dispatch_findings(
+    status: DispatchStatus | None, master: MasterFacts | None, records: RecordsFacts | None
+) -> list[Finding]:
+    """What is wrong with the records, and what to do."""
+    if status is None:
+        return []
+    found = []
+    if records is not None and records.refused is not None:
+        what, do = records.refused
+        found.append(Finding(level="error", what=what, do=do))
+    waited_s = status.unanswered_seconds
+    if records is not None and records.trouble is not None and waited_s is not None and waited_s >= TROUBLE_S:
+        found.append(
+            Finding(
+                level="error",
+                what=f"no master of the records has answered for {waited_s:.0f} s: {records.trouble.reason}",
+                do='see whether a node with node.role = "master" or dispatch.serve = true runs, and its log; training '
+                "goes on by itself when one serves",
+            )
+        )
+    if master is not None and master.serves_since is None and master.reason:
+        found.append(
+            Finding(
+                level="warning",
+                what=f"this node is a master and does not serve: {master.reason}",
+                do="a master on etcd stands by while another serves; otherwise see dispatch.store",
+            )
+        )
+    if status.discarded:
+        found.append(
+            Finding(
+                level="error",
+                what=f"{status.discarded} tasks were discarded: their records are left out of a pass",
+                do="see dispatch_task_discarded in the master's log; `p2pnode records check` looks at the files",
+            )
+        )
+    return found
+
+
+def device_findings(devices: list[DeviceStatus]) -> list[Finding]:
+    """Trainers that do not train while others of the node do."""
+    found = []
+    for one in devices:
+        if one.state in ("failed", "crashed", "hung"):
+            what = {
+                "failed": "has failed and is given up",
+                "crashed": "has failed and is restarted",
+                "hung": "makes no progress",
+            }[one.state]
+            log = "trainer.log" if one.index == 0 else f"devices/{one.index}/trainer.log"
+            found.append(
+                Finding(
+                    level="warning",
+                    what=f"the trainer on device {one.index} ({one.device}) {what}; the others of this node go on",
+                    do=f"see device_dropped and device_given_up in the log, and {log} in the state directory",
+                )
+            )
+    return found

@@ -14,10 +14,15 @@ from p2pnode.lifecycle.startup import WAITING_HINT
 from p2pnode.overlay.bootstrap.advice import what_to_do
 from p2pnode.overlay.ids import short
 from p2pnode.overlay.report import OverlayReport
-from p2pnode.status.devices import device_findings, device_status
-from p2pnode.status.dispatch import dispatch_findings
-from p2pnode.status.findings import line_findings, refusal_findings, version_findings
+from p2pnode.status.findings import (
+    device_findings,
+    dispatch_findings,
+    line_findings,
+    refusal_findings,
+    version_findings,
+)
 from p2pnode.status.schema import DispatchStatus, Finding, LineStatus, LostPeer
+from p2pnode.status.sections import device_status
 from p2pnode.training.duplicate_data import ADVICE
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.step_wait import Obstacles

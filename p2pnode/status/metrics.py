@@ -1,213 +1,263 @@
-"""Collects the metric families of `/metrics` from counters that exist anyway.
+"""The metric families of `/metrics`: the numbers of `/status`, and some counters that only monitors want.
 
 Names follow Prometheus' practice: base units, `_total` on counters, few labels. No label is a peer's id, because a
-swarm of a thousand nodes would then make a million series.
+swarm of a thousand nodes would then make a million series. `docs/metrics.md` is read from the calls of `gauge` and
+`counter` here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import get_args
 
-from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
 from p2pnode.lifecycle.state import State
 from p2pnode.overlay.report import OverlayReport
 from p2pnode.own_memory import resident_bytes
-from p2pnode.status.prometheus import Family, Sample, single
-from p2pnode.status.schema import ExchangeStatus, Finding, LineStatus, LoopStatus
+from p2pnode.status.prometheus import Family, counter, gauge
+from p2pnode.status.schema import (
+    DeviceStatus,
+    DispatchStatus,
+    ExchangeStatus,
+    LineStatus,
+    LoopStatus,
+    ServerStatus,
+    Status,
+    ValuesStatus,
+)
 
 #: Counters of the overlay that are metrics of their own; every other counter is an event.
 _OWN = ("datagrams_in", "datagrams_out", "bytes_out", "requests_in", "requests_out")
 
 
-def collect(
-    node: Node, overlay: OverlayReport, exchange: ExchangeStatus | None, loop: LoopStatus, *, uptime_s: float
-) -> list[Family]:
-    """All metric families, in the order of the page."""
-    return [
-        single("p2pnode_build_info", "gauge", "The version, as a label.", 1, {"version": __version__}),
-        single("p2pnode_uptime_seconds", "gauge", "Seconds since the start.", uptime_s),
-        single("process_resident_memory_bytes", "gauge", "Resident memory of the daemon.", resident_bytes()),
-        *_training(node),
-        *_overlay(overlay),
-        *_transport(overlay.socket),
-        *(() if exchange is None else _exchange(exchange)),
-        _loop(loop),
-    ]
+def families(node: Node, status: Status, *, is_ready: bool) -> Iterator[Family]:
+    """All metric families. What the node does not have yet, as an exchange, has none."""
+    yield gauge("p2pnode_build_info", "The version, as a label.", version={status.node.version: 1})
+    yield gauge("p2pnode_uptime_seconds", "Seconds since the start.", status.node.uptime_seconds)
+    yield gauge("process_resident_memory_bytes", "Resident memory of the daemon.", resident_bytes())
+    yield gauge("p2pnode_ready", "1 when this node has joined and trains, as /readyz says.", int(is_ready))
+    levels = {level: sum(one.level == level for one in status.health) for level in ("info", "warning", "error")}
+    yield gauge("p2pnode_health_findings", "Findings under health in /status now, by level.", level=levels)
+    yield from _training(node, status)
+    yield from overlay_families(node.overlay.report())
+    yield from _loop(status.loop)
+    if node.exchange is not None:
+        yield from _exchange(status.exchange)
+    if status.line is not None:
+        yield from _line(status.line)
+    if status.dispatch is not None:
+        yield from _dispatch(status.dispatch)
+    if status.values is not None:
+        yield from _values(status.values)
+    if status.server is not None:
+        yield from _server(status.server)
+    yield from _devices(status.devices)
 
 
-def _training(node: Node) -> Iterator[Family]:
-    progress, population = node.progress, node.overlay.population()
-    states: list[Sample] = [({"state": state}, int(state == node.state)) for state in get_args(State)]
-    yield Family("p2pnode_state", "gauge", "1 for the state the node is in.", states)
-    yield single("p2pnode_step", "gauge", "Step that this node has completed.", progress.step)
-    phases: list[Sample] = [({"phase": phase}, seconds) for phase, seconds in progress.phase_seconds.items()]
-    text = "Time of steps by phase; a step is exchanged while the next one is trained."
-    yield Family("p2pnode_phase_seconds_total", "counter", text, phases)
-    yield single("p2pnode_step_seconds", "gauge", "Median time of this node's steps.", progress.step_seconds)
-    if progress.training_share is not None:
-        text = "Share of the time of the last steps in which the trainer trained."
-        yield single("p2pnode_training_share", "gauge", text, progress.training_share)
-    yield single(
-        "p2pnode_optimizer_steps_total", "counter", "Optimiser steps since the start.", progress.optimizer_steps
+def _training(node: Node, status: Status) -> Iterator[Family]:
+    training, population, barrier = status.training, status.population, status.barrier
+    states = {state: int(state == status.state) for state in get_args(State)}
+    yield gauge("p2pnode_state", "1 for the state the node is in.", state=states)
+    yield gauge("p2pnode_step", "Step that this node has completed.", status.step)
+    yield counter(
+        "p2pnode_phase_seconds_total",
+        "Time of steps by phase; a step is exchanged while the next one is trained.",
+        phase=node.progress.phase_seconds,
     )
-    yield single("p2pnode_samples_total", "counter", "Samples trained on.", progress.samples)
-    yield single("p2pnode_trainer_failures_total", "counter", "Times the trainer failed.", progress.trainer_failures)
-    yield single("p2pnode_loss", "gauge", "Loss of the last step.", progress.loss)
-    metrics: list[Sample] = [({"metric": name}, value) for name, value in sorted(progress.metrics.items())]
-    yield Family("p2pnode_metric", "gauge", "Metrics as last evaluated or trained.", metrics)
-    estimates: list[Sample] = [
-        ({"bound": "estimate"}, population.estimate),
-        ({"bound": "low"}, population.low),
-        ({"bound": "high"}, population.high),
-    ]
-    yield Family("p2pnode_population", "gauge", "Nodes of the swarm, estimated, with its interval.", estimates)
-    yield single("p2pnode_workers", "gauge", "Live nodes that train.", node.overlay.workers())
-    needed: list[Sample] = [
-        ({"what": "needed"}, node.config.training.min_nodes),
-        ({"what": "ready"}, node.nodes_ready()),
-    ]
-    text = "Nodes that the start waits for (training.min_nodes), and those that are ready, train or have finished."
-    yield Family("p2pnode_nodes", "gauge", text, needed)
-    waiting = node.gate.waiting
-    since = 0.0 if waiting is None else node.environment.clock.monotonic() - waiting.since
-    yield single(
-        "p2pnode_barrier_waiting_seconds", "gauge", "How long the barrier has been waiting; 0: it is not.", since
+    yield gauge("p2pnode_step_seconds", "Median time of this node's steps.", training.step_seconds)
+    yield gauge(
+        "p2pnode_training_share",
+        "Share of the time of the last steps in which the trainer trained.",
+        training.training_share,
     )
-    yield single("p2pnode_barrier_queries_total", "counter", "Peers asked for their step.", node.gate.queries)
+    yield counter("p2pnode_optimizer_steps_total", "Optimiser steps since the start.", training.optimizer_steps)
+    yield counter("p2pnode_samples_total", "Samples trained on.", training.samples)
+    yield counter("p2pnode_trainer_failures_total", "Times the trainer failed.", training.trainer_failures)
+    yield gauge("p2pnode_loss", "Loss of the last step.", training.loss)
+    yield gauge(
+        "p2pnode_metric", "Metrics as last evaluated or trained.", metric=dict(sorted(training.metrics.items()))
+    )
+    bounds = {"estimate": population.estimate, "low": population.low, "high": population.high}
+    yield gauge("p2pnode_population", "Nodes of the swarm, estimated, with its interval.", bound=bounds)
+    yield gauge("p2pnode_workers", "Live nodes that train.", population.workers)
+    yield gauge(
+        "p2pnode_nodes",
+        "Nodes that the start waits for (training.min_nodes), and those that are ready, train or have finished.",
+        what={"needed": node.config.training.min_nodes, "ready": node.nodes_ready()},
+    )
+    yield gauge(
+        "p2pnode_barrier_waiting_seconds",
+        "How long the barrier has been waiting; 0: it is not.",
+        0.0 if status.waiting is None else status.waiting.since_seconds,
+    )
+    yield counter("p2pnode_barrier_queries_total", "Peers asked for their step.", barrier.queries)
 
 
-def _overlay(report: OverlayReport) -> Iterator[Family]:
-    counters = dict(sorted(report.counters.items()))
-    ways: list[Sample] = [
-        ({"direction": "in"}, counters.get("datagrams_in", 0)),
-        ({"direction": "out"}, counters.get("datagrams_out", 0)),
-    ]
-    yield Family("p2pnode_datagrams_total", "counter", "Datagrams received and sent.", ways)
-    sent = counters.get("bytes_out", 0)
-    yield single("p2pnode_datagram_sent_bytes_total", "counter", "Bytes of datagrams sent.", sent)
-    dropped = _labelled(counters, "dropped_", "reason")
-    yield Family("p2pnode_datagrams_dropped_total", "counter", "Datagrams dropped unanswered.", dropped)
-    ways = [
-        ({"direction": "in"}, counters.get("requests_in", 0)),
-        ({"direction": "out"}, counters.get("requests_out", 0)),
-    ]
-    yield Family("p2pnode_requests_total", "counter", "Requests received and sent.", ways)
-    refused = _labelled(counters, "refused_", "reason")
-    yield Family("p2pnode_requests_refused_total", "counter", "Requests of peers that were over a quota.", refused)
-    failed = [
-        (labels, count)
-        for labels, count in _labelled(counters, "requests_", "kind")
-        if labels["kind"] not in ("in", "out")
-    ]
-    yield Family("p2pnode_requests_failed_total", "counter", "Requests of this node that failed.", failed)
-    prefixes = ("dropped_", "refused_", "requests_")
-    rest: list[Sample] = [
-        ({"event": key}, count)
-        for key, count in sorted([*counters.items(), ("calls_waiting", report.calls_waiting)])
-        if key not in _OWN and not key.startswith(prefixes)
-    ]
-    yield Family("p2pnode_overlay_events_total", "counter", "What happened to datagrams and calls.", rest)
-    yield single("p2pnode_peers", "gauge", "Live peers known.", report.peers)
-    yield single("p2pnode_contacts", "gauge", "Contacts in the routing table.", report.contacts)
-    yield single("p2pnode_suspects", "gauge", "Peers suspected of being dead.", report.suspects)
+def overlay_families(report: OverlayReport) -> Iterator[Family]:
+    """What the overlay counts: datagrams, requests, peers, and what its transport refused."""
+    counters, socket = dict(sorted(report.counters.items())), report.socket
+
+    def ways(kind: str) -> dict[str, int]:
+        return {way: counters.get(f"{kind}_{way}", 0) for way in ("in", "out")}
+
+    yield counter("p2pnode_datagrams_total", "Datagrams received and sent.", direction=ways("datagrams"))
+    yield counter("p2pnode_datagram_sent_bytes_total", "Bytes of datagrams sent.", counters.get("bytes_out", 0))
+    yield counter("p2pnode_datagrams_dropped_total", "Datagrams dropped unanswered.", reason=_of(counters, "dropped_"))
+    yield counter("p2pnode_requests_total", "Requests received and sent.", direction=ways("requests"))
+    refused = _of(counters, "refused_")
+    yield counter("p2pnode_requests_refused_total", "Requests of peers that were over a quota.", reason=refused)
+    failed = {kind: count for kind, count in _of(counters, "requests_").items() if kind not in ("in", "out")}
+    yield counter("p2pnode_requests_failed_total", "Requests of this node that failed.", kind=failed)
+    rest = {
+        key: count
+        for key, count in sorted({**counters, "calls_waiting": report.calls_waiting}.items())
+        if key not in _OWN and not key.startswith(("dropped_", "refused_", "requests_"))
+    }
+    yield counter("p2pnode_overlay_events_total", "What happened to datagrams and calls.", event=rest)
+    yield gauge("p2pnode_peers", "Live peers known.", report.peers)
+    yield gauge("p2pnode_contacts", "Contacts in the routing table.", report.contacts)
+    yield gauge("p2pnode_suspects", "Peers suspected of being dead.", report.suspects)
     trip_s = None if report.round_trip_ms is None else report.round_trip_ms / 1000
-    yield single("p2pnode_round_trip_seconds", "gauge", "Mean round trip of datagrams.", trip_s)
-    yield single(
-        "p2pnode_reachable", "gauge", "1 when peers can open streams to this node.", int(report.reachable.reached)
+    yield gauge("p2pnode_round_trip_seconds", "Mean round trip of datagrams.", trip_s)
+    yield gauge("p2pnode_reachable", "1 when peers can open streams to this node.", int(report.reachable.reached))
+    yield counter(
+        "p2pnode_strangers_refused_total",
+        "Datagrams and connections dropped unanswered: unauthenticated, replayed, forged.",
+        [
+            ({"channel": channel, "reason": reason}, count)
+            for channel, prefix in (("datagram", "seal_dropped_"), ("stream", "streams_dropped_"))
+            for reason, count in _of(socket, prefix).items()
+        ],
     )
-
-
-def _transport(counters: Mapping[str, int]) -> Iterator[Family]:
-    """What the transport refused before it was a message: everything from nodes that are not members."""
-    refused: list[Sample] = [
-        ({"channel": channel, **labels}, count)
-        for channel, prefix in (("datagram", "seal_dropped_"), ("stream", "streams_dropped_"))
-        for labels, count in _labelled(counters, prefix, "reason")
-    ]
-    text = "Datagrams and connections dropped unanswered: unauthenticated, replayed, forged."
-    yield Family("p2pnode_strangers_refused_total", "counter", text, refused)
-    pairs = counters.get("seal_pairs")
-    yield single("p2pnode_seal_pairs", "gauge", "Incarnations of nodes with a shared datagram key.", pairs)
-    rest: list[Sample] = [
-        ({"event": key}, count)
-        for key, count in counters.items()
+    pairs = socket.get("seal_pairs")
+    yield gauge("p2pnode_seal_pairs", "Incarnations of nodes with a shared datagram key.", pairs)
+    rest = {
+        key: count
+        for key, count in socket.items()
         if key != "seal_pairs" and not key.startswith(("seal_dropped_", "streams_dropped_"))
-    ]
-    yield Family("p2pnode_transport_events_total", "counter", "What happened at the socket and its seal.", rest)
+    }
+    yield counter("p2pnode_transport_events_total", "What happened at the socket and its seal.", event=rest)
 
 
-def _exchange(exchange: ExchangeStatus) -> Iterator[Family]:
-    ways: list[Sample] = [({"direction": "in"}, exchange.bytes_received), ({"direction": "out"}, exchange.bytes_sent)]
-    yield Family("p2pnode_exchange_bytes_total", "counter", "Bytes of deltas, values and states.", ways)
-    shards: list[Sample] = [({"role": "owner"}, exchange.shards_owned), ({"role": "backup"}, exchange.shards_backed)]
-    yield Family("p2pnode_shards", "gauge", "Shards held here.", shards)
-    unsafe = exchange.shards_without_backup
-    yield single("p2pnode_shards_without_backup", "gauge", "Shards owned here that lack their backup.", unsafe)
-    yield single("p2pnode_shard_state_bytes", "gauge", "Memory of the shards held here.", exchange.state_bytes)
-    yield single(
-        "p2pnode_published_bytes", "gauge", "Memory of published values and changes.", exchange.published_bytes
-    )
-    pulls: list[Sample] = [
-        ({"way": "changes"}, exchange.shards_followed),
-        ({"way": "whole"}, exchange.publications_entered),
-    ]
-    yield Family("p2pnode_published_pulls_total", "counter", "Shards pulled as published values.", pulls)
-    yield single(
-        "p2pnode_publication_mismatches_total",
-        "counter",
-        "Shards that had other bits than their owner's published value.",
-        exchange.publication_mismatches,
-    )
-    yield single("p2pnode_deltas_merged_total", "counter", "Shards of deltas added here as owner.", exchange.merged)
-    refused: list[Sample] = [({"reason": key}, count) for key, count in sorted(exchange.refused_here.items())]
-    yield Family("p2pnode_deltas_refused_total", "counter", "Shards of others' deltas refused here.", refused)
-    yield single(
-        "p2pnode_unusual_norms_total", "counter", "Shards of deltas far longer than the median.", exchange.unusual_norms
-    )
-    yield single("p2pnode_clipped_total", "counter", "Shards of deltas that were shortened.", exchange.clipped)
-    yield single(
-        "p2pnode_own_deltas_refused_total", "counter", "Shards of own deltas refused by owners.", exchange.refused
-    )
-    yield single("p2pnode_outstanding_steps", "gauge", "Steps not acknowledged yet.", len(exchange.outstanding_steps))
+def _of(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
+    return {key.removeprefix(prefix): count for key, count in counters.items() if key.startswith(prefix)}
 
 
-def health_metrics(ready: bool, findings: Sequence[Finding]) -> Iterator[Family]:
-    """Whether the node has joined and trains, and how much needs attention; `/status` says what."""
-    yield single("p2pnode_ready", "gauge", "1 when this node has joined and trains, as /readyz says.", int(ready))
-    levels: list[Sample] = [
-        ({"level": level}, sum(finding.level == level for finding in findings))
-        for level in ("info", "warning", "error")
-    ]
-    yield Family("p2pnode_health_findings", "gauge", "Findings under health in /status now, by level.", levels)
-
-
-def line_metrics(line: LineStatus) -> Iterator[Family]:
-    """The line of this node, and what a step sends over it."""
-    rates: list[Sample] = [
-        ({"direction": "in"}, line.download_bytes_per_s),
-        ({"direction": "out"}, line.upload_bytes_per_s),
-    ]
-    yield Family("p2pnode_line_bytes_per_second", "gauge", "Measured rates of this node's line.", rates)
-    parts: list[Sample] = [
-        ({"what": "needed"}, line.needed_bytes_per_step),
-        ({"what": "carried"}, line.carried_bytes_per_step),
-    ]
-    text = "Bytes that a step sends, and that the line carries while a step trains."
-    yield Family("p2pnode_line_step_bytes", "gauge", text, parts)
-    yield single("p2pnode_codec", "gauge", "The codec of the pushes, as a label.", 1, {"codec": line.codec})
-
-
-def _loop(loop: LoopStatus) -> Family:
+def _loop(loop: LoopStatus) -> Iterator[Family]:
     # Not `quantile`, a label of summaries only: these are of one minute, and a summary's counts would never end.
     delays_ms = {"median": loop.delay_ms_p50, "p99": loop.delay_ms_p99, "max": loop.delay_ms_max}
-    samples: list[Sample] = [
-        ({"statistic": statistic}, None if delay_ms is None else delay_ms / 1000)
-        for statistic, delay_ms in delays_ms.items()
-    ]
-    return Family("p2pnode_loop_delay_seconds", "gauge", "How late the event loop was in the last minute.", samples)
+    yield gauge(
+        "p2pnode_loop_delay_seconds",
+        "How late the event loop was in the last minute.",
+        statistic={name: None if delay_ms is None else delay_ms / 1000 for name, delay_ms in delays_ms.items()},
+    )
 
 
-def _labelled(counters: Mapping[str, int], prefix: str, label: str) -> list[Sample]:
-    return [({label: key.removeprefix(prefix)}, count) for key, count in counters.items() if key.startswith(prefix)]
+def _exchange(found: ExchangeStatus) -> Iterator[Family]:
+    ways = {"in": found.bytes_received, "out": found.bytes_sent}
+    yield counter("p2pnode_exchange_bytes_total", "Bytes of deltas, values and states.", direction=ways)
+    yield gauge(
+        "p2pnode_shards", "Shards held here.", role={"owner": found.shards_owned, "backup": found.shards_backed}
+    )
+    unsafe = found.shards_without_backup
+    yield gauge("p2pnode_shards_without_backup", "Shards owned here that lack their backup.", unsafe)
+    yield gauge("p2pnode_shard_state_bytes", "Memory of the shards held here.", found.state_bytes)
+    yield gauge("p2pnode_published_bytes", "Memory of published values and changes.", found.published_bytes)
+    pulls = {"changes": found.shards_followed, "whole": found.publications_entered}
+    yield counter("p2pnode_published_pulls_total", "Shards pulled as published values.", way=pulls)
+    yield counter(
+        "p2pnode_publication_mismatches_total",
+        "Shards that had other bits than their owner's published value.",
+        found.publication_mismatches,
+    )
+    yield counter("p2pnode_deltas_merged_total", "Shards of deltas added here as owner.", found.merged)
+    refused = dict(sorted(found.refused_here.items()))
+    yield counter("p2pnode_deltas_refused_total", "Shards of others' deltas refused here.", reason=refused)
+    yield counter("p2pnode_unusual_norms_total", "Shards of deltas far longer than the median.", found.unusual_norms)
+    yield counter("p2pnode_clipped_total", "Shards of deltas that were shortened.", found.clipped)
+    yield counter("p2pnode_own_deltas_refused_total", "Shards of own deltas refused by owners.", found.refused)
+    yield gauge("p2pnode_outstanding_steps", "Steps not acknowledged yet.", len(found.outstanding_steps))
+
+
+def _line(line: LineStatus) -> Iterator[Family]:
+    rates = {"in": line.download_bytes_per_s, "out": line.upload_bytes_per_s}
+    yield gauge("p2pnode_line_bytes_per_second", "Measured rates of this node's line.", direction=rates)
+    yield gauge(
+        "p2pnode_line_step_bytes",
+        "Bytes that a step sends, and that the line carries while a step trains.",
+        what={"needed": line.needed_bytes_per_step, "carried": line.carried_bytes_per_step},
+    )
+    yield gauge("p2pnode_codec", "The codec of the pushes, as a label.", codec={line.codec: 1})
+
+
+def _dispatch(found: DispatchStatus) -> Iterator[Family]:
+    tasks = {"todo": found.todo, "leased": found.leased, "done": found.done, "failed": found.failed}
+    yield gauge("p2pnode_dispatch_tasks", "Tasks of the pass by state.", state=tasks)
+    yield gauge("p2pnode_dispatch_pass", "The present pass over the records.", found.pass_number)
+    yield gauge("p2pnode_dispatch_serves", "1 when this node serves the queue.", int(found.serves))
+    yield counter("p2pnode_dispatch_discarded_total", "Tasks that were given up.", found.discarded)
+    yield counter(
+        "p2pnode_dispatch_records_total",
+        "Dispatched records that this node trained, in steps that are counted.",
+        found.records_trained,
+    )
+    yield counter(
+        "p2pnode_dispatch_superseded_total",
+        "Tasks of this node that others had when it reported them.",
+        found.tasks_superseded,
+    )
+
+
+def _values(found: ValuesStatus) -> Iterator[Family]:
+    yield gauge("p2pnode_values_keys", "Keys of the shards owned here.", found.keys)
+    yield gauge("p2pnode_values_bytes", "Memory of the values owned here.", found.bytes)
+    fates = {"applied": found.updates, "refused": found.refused}
+    yield counter("p2pnode_values_updates_total", "Updates of values owned here.", fate=fates)
+    yield counter("p2pnode_values_reads_total", "Keys owned here that were read.", found.reads)
+    yield counter("p2pnode_values_batches_total", "Batches of updates added here.", found.batches)
+    yield gauge(
+        "p2pnode_values_waiting_updates",
+        "Updates that wait: here for their batch, or this node's own for their owners.",
+        at={"owner": found.waiting, "origin": found.unanswered},
+    )
+    yield gauge("p2pnode_values_waiting_bytes", "Bytes of updates that wait here.", found.waiting_bytes)
+
+
+def _server(found: ServerStatus) -> Iterator[Family]:
+    yield gauge("p2pnode_server_version", "Updates in the values of the parameter server.", found.version)
+    yield gauge("p2pnode_server_workers", "Workers of the parameter server.", found.workers)
+    tasks = {"held": found.held, "waiting": found.waiting}
+    yield gauge("p2pnode_server_open_tasks", "Tasks with workers, and those that came back.", state=tasks)
+    yield counter("p2pnode_server_tasks_given_total", "Tasks given for the first time.", found.given)
+    yield counter("p2pnode_server_tasks_done_total", "Tasks whose update counts.", found.done)
+    yield counter(
+        "p2pnode_server_tasks_again_total",
+        "Tasks given again, after an error, a death, or the end of their lease.",
+        found.again,
+    )
+    yield counter("p2pnode_server_updates_refused_total", "Updates that were too old.", found.refused)
+    yield gauge("p2pnode_server_updates_lost", "Updates that died with worker and server.", found.lost)
+
+
+def _devices(devices: list[DeviceStatus]) -> Iterator[Family]:
+    labels = [{"index": str(one.index), "device": one.device} for one in devices]
+    yield gauge(
+        "p2pnode_device_up",
+        "1 for a trainer of this node that runs, 0 for one that does not.",
+        [(label, int(one.state == "running")) for label, one in zip(labels, devices, strict=True)],
+    )
+    yield counter(
+        "p2pnode_device_failures_total",
+        "Times this trainer of the node failed.",
+        [(label, one.failures) for label, one in zip(labels, devices, strict=True)],
+    )
+    yield counter(
+        "p2pnode_device_samples_total",
+        "Samples that this trainer of the node trained on.",
+        [(label, one.samples) for label, one in zip(labels, devices, strict=True)],
+    )
+    yield counter(
+        "p2pnode_device_optimizer_steps_total",
+        "Optimiser steps of this trainer of the node.",
+        [(label, one.optimizer_steps) for label, one in zip(labels, devices, strict=True)],
+    )

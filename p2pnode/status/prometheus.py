@@ -29,11 +29,25 @@ class Family:
     samples: Sequence[Sample]
 
 
-def single(
-    name: str, kind: Literal["counter", "gauge"], what: str, value: float | int | None, labels: Mapping[str, str] = {}
-) -> Family:
-    """A family of one sample."""
-    return Family(name, kind, what, [(labels, value)])
+Value = float | int | None
+#: The one value of a family, or its samples.
+Values = Value | Sequence[Sample]
+
+
+def gauge(name: str, what: str, values: Values = None, /, **by: Mapping[str, Value]) -> Family:
+    """A family of values that go up and down. `by`: the name of its one label, with a value for each of its values."""
+    return Family(name, "gauge", what, _samples(values, by))
+
+
+def counter(name: str, what: str, values: Values = None, /, **by: Mapping[str, Value]) -> Family:
+    """A family of values that only rise while the daemon runs; otherwise as `gauge`."""
+    return Family(name, "counter", what, _samples(values, by))
+
+
+def _samples(values: Values, by: Mapping[str, Mapping[str, Value]]) -> Sequence[Sample]:
+    if by:
+        return [({label: key}, value) for label, found in by.items() for key, value in found.items()]
+    return values if isinstance(values, Sequence) else [({}, values)]
 
 
 def render(families: Iterable[Family]) -> str:

@@ -11,14 +11,11 @@ from typing import NamedTuple
 
 from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
-from p2pnode.overlay.line_rate import MeasuredLine
-from p2pnode.status.devices import coordination_status, device_metrics, device_status
-from p2pnode.status.dispatch import dispatch_metrics, dispatch_status
 from p2pnode.status.events import EventRing
 from p2pnode.status.health import findings, last_loss, waits_for
 from p2pnode.status.limits import SCHEMA
 from p2pnode.status.loop_delay import LoopDelay
-from p2pnode.status.metrics import collect, health_metrics, line_metrics
+from p2pnode.status.metrics import families
 from p2pnode.status.ongoing import awaits_script, ongoing
 from p2pnode.status.peers import LostPeers, peer_list
 from p2pnode.status.prometheus import Family
@@ -32,20 +29,26 @@ from p2pnode.status.schema import (
     Finding,
     FinishingStatus,
     LineStatus,
-    MemoryStatus,
     NodeStatus,
     PeerStatus,
     PopulationStatus,
-    QuarantinedMember,
     ResultStatus,
     Status,
     SwarmStatus,
     TrainingStatus,
     WaitingStatus,
 )
-from p2pnode.status.values import server_metrics, server_status, values_metrics, values_status
+from p2pnode.status.sections import (
+    coordination_status,
+    device_status,
+    dispatch_status,
+    line_status,
+    memory_status,
+    quarantined,
+    server_status,
+    values_status,
+)
 from p2pnode.training import kernels
-from p2pnode.training.codec_choice import CodecChoice, LineFacts
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.store.repair_log import to_mend
 from p2pnode.training.progress import StepRow
@@ -92,18 +95,7 @@ class StatusReport:
 
     def metrics(self) -> list[Family]:
         """Counters and sizes, for `/metrics`."""
-        exchange = None if self._node.exchange is None else self._exchange()
-        return [
-            *collect(
-                self._node, self._node.overlay.report(), exchange, self._loop_delay.report(), uptime_s=self._uptime_s()
-            ),
-            *line_metrics(self._line()),
-            *dispatch_metrics(self._dispatch()),
-            *values_metrics(values_status(self._node.exchange)),
-            *server_metrics(server_status(self._node.engine.tasks)),
-            *device_metrics(device_status(self._node.trainer)),
-            *health_metrics(self.ready()[0], self._health()),
-        ]
+        return list(families(self._node, self.status(), is_ready=self.ready()[0]))
 
     def _health(self) -> list[Finding]:
         """What needs attention, here and in other services."""
@@ -175,7 +167,7 @@ class StatusReport:
             ),
             result=self._result(),
             exchange=self._exchange(),
-            memory=_memory(self._node),
+            memory=memory_status(node),
             overlay=report.flat(),
             loop=self._loop_delay.report(),
             health=self._health(),
@@ -184,7 +176,7 @@ class StatusReport:
             dispatch=self._dispatch(),
             lost=lost,
             progress=ongoing(node, self._uptime_s()),
-            members_quarantined=_quarantined(node.exchange),
+            members_quarantined=quarantined(node.exchange),
             values=values_status(node.exchange),
             server=server_status(node.engine.tasks),
             devices=device_status(node.trainer),
@@ -392,46 +384,8 @@ class StatusReport:
         return f"pass {status.pass_number}: {status.done} of {status.tasks} tasks done, {status.leased} leased"
 
 
-def _quarantined(exchange: Exchange | None) -> list[QuarantinedMember]:
-    found = [] if exchange is None else exchange.view.score.quarantined()
-    return [QuarantinedMember(id=one.node.hex(), reason=one.reason, seconds=round(one.seconds, 1)) for one in found]
-
-
-def _memory(node: Node) -> MemoryStatus:
-    """Of a node without a model yet there is only what is free and what its process has."""
-    budget = node.budget()
-    return MemoryStatus(
-        budget_bytes=None if budget is None else budget.total,
-        parts={} if budget is None else budget.parts(),
-        available_bytes=node.environment.available_memory(),
-        trainer_bytes=node.trainer_bytes,
-        private_bytes=node.environment.private_memory(),
-    )
-
-
 class _Sizes(NamedTuple):
     """Memory of the exchange, in bytes."""
 
     states: int
     published: int
-
-
-def line_status(line: MeasuredLine, choice: CodecChoice | None, facts: LineFacts | None) -> LineStatus:
-    """The line, and beside it what a step sends in the present codec; without an exchange the line alone."""
-    upload, bound, download = line.upload_bytes_per_s, line.upload.bytes_per_s, line.download.bytes_per_s
-    needed = carried = None
-    if choice is not None and facts is not None and facts.shape.nodes > 1.0:
-        needed = round(choice.needed_bytes(facts))
-        if upload is not None and facts.step_s:
-            carried = round(upload * facts.step_s)
-    return LineStatus(
-        upload_bytes_per_s=None if upload is None else round(upload),
-        upload_at_least_bytes_per_s=None if bound is None else round(bound),
-        download_bytes_per_s=None if download is None else round(download),
-        capacity=line.capacity,
-        capacity_source=line.capacity_source,
-        codec="" if choice is None else choice.codec,
-        codec_reason="" if choice is None else choice.reason,
-        needed_bytes_per_step=needed,
-        carried_bytes_per_step=carried,
-    )

@@ -27,7 +27,7 @@ from p2pnode.status.limits import CHANGE_HEADER, MAX_LIMIT, SCHEMA, SCHEMA_HEADE
 from p2pnode.status.live import LiveFeed
 from p2pnode.status.pages import HEADERS as FILE_HEADERS
 from p2pnode.status.pages import File, read_files
-from p2pnode.status.prometheus import CONTENT_TYPE, Family, render
+from p2pnode.status.prometheus import CONTENT_TYPE, counter, render
 from p2pnode.status.schema import Accepted, Alive, ErrorAnswer, Events, Readiness
 
 if TYPE_CHECKING:
@@ -158,12 +158,11 @@ class StatusServer:
         return _json(Alive(schema=SCHEMA, alive=True))
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        refused = [({"status": str(status)}, count) for status, count in sorted(self._refused.items())]
-        families = [
-            *self._source.metrics(),
-            Family("p2pnode_http_refused_total", "counter", "Requests to this API that were refused.", refused),
-        ]
-        return web.Response(body=render(families).encode(), headers=_HEADERS | {"Content-Type": CONTENT_TYPE})
+        refused = {str(status): count for status, count in sorted(self._refused.items())}
+        own = counter("p2pnode_http_refused_total", "Requests to this API that were refused.", status=refused)
+        return web.Response(
+            body=render([*self._source.metrics(), own]).encode(), headers=_HEADERS | {"Content-Type": CONTENT_TYPE}
+        )
 
     async def _openapi(self, _: web.Request) -> web.Response:
         from p2pnode.status.openapi import description  # costs memory that most nodes never need

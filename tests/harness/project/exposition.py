@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.harness.project.repository import ROOT
+from tools.metrics_page import families
 
 _HELP = re.compile(r"# HELP ([a-z][a-z0-9_]*) (.*)")
 _TYPE = re.compile(r"# TYPE ([a-z][a-z0-9_]*) (\w+)")
@@ -97,12 +97,4 @@ def _about_labels(name: str, labels: list[tuple[str, str]]) -> Iterator[str]:
 @functools.cache
 def known_families() -> dict[str, str]:
     """Every metric family that the daemon's code can write: its name, and its type."""
-    found = {}
-    for path in sorted((ROOT / "p2pnode").rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(text)) if "Family(" in text or "single(" in text else ():
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Family", "single"):
-                name, kind = node.args[:2]
-                if isinstance(name, ast.Constant) and isinstance(kind, ast.Constant):
-                    found[str(name.value)] = str(kind.value)
-    return found
+    return {one.name: one.kind for one in families(ROOT)}

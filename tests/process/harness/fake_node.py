@@ -26,7 +26,7 @@ from p2pnode.overlay.report import OverlayReport, ReachabilityReport, SamplingRe
 from p2pnode.overlay.system import FolderDisk, SystemClock
 from p2pnode.status.events import EventRing
 from p2pnode.status.limits import SCHEMA
-from p2pnode.status.prometheus import Family, single
+from p2pnode.status.prometheus import Family, gauge
 from p2pnode.status.schema import (
     BarrierStatus,
     ExchangeStatus,
@@ -159,7 +159,7 @@ class FakeSource:
         return (self._misbehave != "unready"), "it waits for nodes: have 1, need 3"
 
     def metrics(self) -> list[Family]:
-        return [single("p2pnode_step", "gauge", "Completed steps.", 7)]
+        return [gauge("p2pnode_step", "Completed steps.", 7)]
 
     def leave(self) -> None:
         self.requests.append("leave")

@@ -15,11 +15,10 @@ import yaml  # type: ignore[import-untyped]
 
 from p2pnode.config.load import load
 from tests.harness.project.documents import FENCE
-from tests.harness.project.exposition import known_families
 from tests.harness.project.repository import ROOT
 from tools import site_hooks as site
 from tools.http_page import http_page
-from tools.metrics_page import families, metrics_page
+from tools.metrics_page import metrics_page
 
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))
 DOCUMENTS = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md", *PAGES]
@@ -61,11 +60,6 @@ def test_generated_pages_equal_the_code(page: str, made: object) -> None:
     """The page at hand is the one the code generates; `make generated` renews it."""
     assert callable(made)
     assert text_of(page) == made()
-
-
-def test_every_metric_is_described() -> None:
-    """The page of metrics has each family that the tests of /metrics know."""
-    assert {one.name for one in families(ROOT)} == set(known_families())
 
 
 def test_every_link_leads_to_a_file_and_a_heading() -> None:

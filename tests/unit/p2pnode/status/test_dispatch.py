@@ -1,4 +1,4 @@
-"""The records in `/status` and `/metrics`: a master's own numbers, or those that it told a worker."""
+"""The records in `/status`: a master's own numbers, or those that it told a worker."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import msgspec
 
-from p2pnode.status.dispatch import dispatch_findings, dispatch_metrics, dispatch_status
+from p2pnode.status.findings import dispatch_findings
 from p2pnode.status.schema import DispatchStatus, Finding
+from p2pnode.status.sections import dispatch_status
 from p2pnode.training.dispatch.answers import End, QueueStatus
 from p2pnode.training.dispatch.client import TROUBLE_S
 from p2pnode.training.dispatch.facts import MasterFacts, RecordsFacts, Trouble
@@ -38,11 +39,10 @@ def findings(master: MasterFacts | None, records: RecordsFacts | None, now: floa
     return dispatch_findings(dispatch_status("master", master, records, now), master, records)
 
 
-def test_a_node_without_records_has_no_status_and_no_metrics() -> None:
+def test_a_node_without_records_has_no_status() -> None:
     """It neither serves nor draws any."""
     assert dispatch_status("", None, None, 1.0) is None
     assert dispatch_findings(None, None, None) == []
-    assert list(dispatch_metrics(None)) == []
 
 
 def test_a_worker_shows_the_queue_as_the_master_told_of_it() -> None:
@@ -112,16 +112,3 @@ def test_what_is_wrong_is_said_with_what_to_do() -> None:
         "error",
         "5 tasks were discarded: their records are left out of a pass",
     )
-
-
-def test_the_metrics_are_those_of_the_status() -> None:
-    """One sample for each state of a task, and the counters."""
-    families = {family.name: family for family in dispatch_metrics(status(None, RECORDS))}
-    states = {dict(labels)["state"]: value for labels, value in families["p2pnode_dispatch_tasks"].samples}
-    assert states == {"todo": 4, "leased": 3, "done": 2, "failed": 1}
-    values = {name: family.samples[0][1] for name, family in families.items()}
-    assert values["p2pnode_dispatch_serves"] == 0
-    assert values["p2pnode_dispatch_discarded_total"] == 5
-    assert values["p2pnode_dispatch_records_total"] == 640
-    assert values["p2pnode_dispatch_superseded_total"] == 1
-    assert values["p2pnode_dispatch_pass"] == 1

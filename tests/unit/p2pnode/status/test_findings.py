@@ -16,9 +16,7 @@ from p2pnode.status.findings import (
     tracker_findings,
     version_findings,
 )
-from p2pnode.status.metrics import line_metrics
-from p2pnode.status.prometheus import render
-from p2pnode.status.report import line_status
+from p2pnode.status.sections import line_status
 from p2pnode.training.codec_choice import CodecChoice, LineFacts
 from p2pnode.training.exchange.messages import RefusalReason
 from p2pnode.training.progress import Progress
@@ -91,17 +89,6 @@ def test_nothing_is_said_where_all_is_well_or_nothing_is_known() -> None:
     alone = line_status(slow, None, None)
     assert (alone.upload_bytes_per_s, alone.codec, alone.needed_bytes_per_step) == (10_000, "", None)
     assert line_findings(alone, None) == []
-
-
-def test_the_line_is_in_the_metrics() -> None:
-    """Rates by direction, bytes of a step, and the codec as a label; what is not known has no sample."""
-    line, choice = measured(2_500_000), CodecChoice(ExchangeSettings(codec="int8"))
-    lines = render(list(line_metrics(line_status(line, choice, facts(line))))).splitlines()
-
-    assert 'p2pnode_line_bytes_per_second{direction="out"} 2500000' in lines
-    assert not [each for each in lines if 'direction="in"' in each]
-    assert 'p2pnode_line_step_bytes{what="carried"} 25000000' in lines
-    assert 'p2pnode_codec{codec="int8"} 1' in lines
 
 
 def test_each_reason_has_a_meaning_and_a_remedy() -> None:

@@ -1,29 +1,18 @@
-"""The metric families: which counter becomes which metric."""
+"""The metric families: which number of the status, and which counter, becomes which metric."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
-from p2pnode.config.settings import Config
-from p2pnode.overlay.discovery.population import counted
 from p2pnode.overlay.report import OverlayReport, ReachabilityReport, SamplingReport
-from p2pnode.status.metrics import collect, health_metrics
+from p2pnode.status.metrics import families, overlay_families
 from p2pnode.status.prometheus import render
-from p2pnode.status.schema import ExchangeStatus, Finding, LoopStatus
-from p2pnode.training.progress import Progress
-from tests.harness.project.exposition import complaints
+from p2pnode.status.schema import DeviceStatus, DispatchStatus, Finding, LoopStatus, ServerStatus, ValuesStatus
+from tests.harness.project.exposition import complaints, known_families
+from tests.harness.swarms.status_swarm import report, simulate
+from tests.harness.swarms.swarm import Swarm
 
-NODE: Any = SimpleNamespace(
-    progress=Progress(step=7),
-    state="training",
-    overlay=SimpleNamespace(population=lambda: counted(3), workers=lambda: 2.0),
-    gate=SimpleNamespace(waiting=None, queries=5),
-    config=Config(),
-    nodes_ready=lambda: 1,
-)
 OVERLAY = OverlayReport(
     counters={"datagrams_in": 4, "dropped_content": 2, "refused_rate": 3, "requests_timeout": 1, "retries": 6},
     socket={"seal_pairs": 2, "seal_dropped_unknown": 8, "not_sent": 9},
@@ -39,16 +28,106 @@ OVERLAY = OverlayReport(
     reachable=ReachabilityReport(reached=True, reason="", confirmed_by=[]),
     mapping=None,
 )
-LOOP = LoopStatus(delay_ms_p50=1.0, delay_ms_p99=2.0, delay_ms_max=3.0, tasks=1)
-
-
-def page(overlay: OverlayReport = OVERLAY, exchange: ExchangeStatus | None = None) -> list[str]:
-    return render(collect(NODE, overlay, exchange, LOOP, uptime_s=1.0)).splitlines()
+DISPATCH = DispatchStatus(
+    source="master",
+    serves=False,
+    serves_seconds=None,
+    master=None,
+    store="etcd",
+    epoch=0,
+    pass_number=1,
+    passes=3,
+    tasks=10,
+    todo=4,
+    leased=3,
+    done=2,
+    failed=6,
+    discarded=5,
+    held=2,
+    records_trained=640,
+    tasks_finished=7,
+    tasks_superseded=9,
+    ended=False,
+    last_error="",
+    unanswered_seconds=None,
+)
+VALUES = ValuesStatus(
+    keys=1,
+    bytes=2,
+    limit_bytes=3,
+    updates=4,
+    refused=5,
+    reads=6,
+    batches=7,
+    waiting=8,
+    waiting_bytes=9,
+    unanswered=10,
+)
+SERVER = ServerStatus(version=1, workers=2, given=3, done=4, held=5, waiting=6, again=7, refused=8, lost=9)
+DEVICE = DeviceStatus(
+    index=0,
+    device="cpu",
+    state="running",
+    pid=7,
+    failures=1,
+    optimizer_steps=2,
+    samples=3,
+    loss=0.5,
+    step_seconds=1.0,
+    leads=False,
+)
+#: The sample of the page, and the number that it shows.
+SHOWN = {
+    'p2pnode_dispatch_tasks{state="todo"}': 4,
+    'p2pnode_dispatch_tasks{state="leased"}': 3,
+    'p2pnode_dispatch_tasks{state="done"}': 2,
+    'p2pnode_dispatch_tasks{state="failed"}': 6,
+    "p2pnode_dispatch_pass": 1,
+    "p2pnode_dispatch_serves": 0,
+    "p2pnode_dispatch_discarded_total": 5,
+    "p2pnode_dispatch_records_total": 640,
+    "p2pnode_dispatch_superseded_total": 9,
+    "p2pnode_values_keys": 1,
+    "p2pnode_values_bytes": 2,
+    'p2pnode_values_updates_total{fate="applied"}': 4,
+    'p2pnode_values_updates_total{fate="refused"}': 5,
+    "p2pnode_values_reads_total": 6,
+    "p2pnode_values_batches_total": 7,
+    'p2pnode_values_waiting_updates{at="owner"}': 8,
+    'p2pnode_values_waiting_updates{at="origin"}': 10,
+    "p2pnode_values_waiting_bytes": 9,
+    "p2pnode_server_version": 1,
+    "p2pnode_server_workers": 2,
+    "p2pnode_server_tasks_given_total": 3,
+    "p2pnode_server_tasks_done_total": 4,
+    'p2pnode_server_open_tasks{state="held"}': 5,
+    'p2pnode_server_open_tasks{state="waiting"}': 6,
+    "p2pnode_server_tasks_again_total": 7,
+    "p2pnode_server_updates_refused_total": 8,
+    "p2pnode_server_updates_lost": 9,
+    'p2pnode_device_up{index="0",device="cpu"}': 1,
+    'p2pnode_device_failures_total{index="0",device="cpu"}': 1,
+    'p2pnode_device_samples_total{index="0",device="cpu"}': 3,
+    'p2pnode_device_optimizer_steps_total{index="0",device="cpu"}': 2,
+    'p2pnode_shards{role="owner"}': 3,
+    'p2pnode_shards{role="backup"}': 1,
+    "p2pnode_outstanding_steps": 2,
+    'p2pnode_deltas_refused_total{reason="late"}': 1,
+    'p2pnode_line_bytes_per_second{direction="out"}': 2_500_000,
+    'p2pnode_line_step_bytes{what="needed"}': 60,
+    'p2pnode_line_step_bytes{what="carried"}': 70,
+    'p2pnode_codec{codec="int8"}': 1,
+    'p2pnode_health_findings{level="warning"}': 1,
+    'p2pnode_loop_delay_seconds{statistic="median"}': 0.001,
+    'p2pnode_loop_delay_seconds{statistic="max"}': 0.003,
+    'p2pnode_state{state="training"}': 1,
+    "p2pnode_ready": 1,
+}
 
 
 def test_counters_become_labelled_metrics_by_their_prefix() -> None:
     """Reasons and kinds become labels; a counter without a metric of its own is an event."""
-    lines = page()
+    lines = render(overlay_families(OVERLAY)).splitlines()
 
     assert 'p2pnode_datagrams_total{direction="in"} 4' in lines
     assert 'p2pnode_datagrams_dropped_total{reason="content"} 2' in lines
@@ -60,36 +139,49 @@ def test_counters_become_labelled_metrics_by_their_prefix() -> None:
     ]
     assert 'p2pnode_strangers_refused_total{channel="datagram",reason="unknown"} 8' in lines
     assert 'p2pnode_transport_events_total{event="not_sent"} 9' in lines
-    assert 'p2pnode_state{state="training"} 1' in lines
 
 
-def test_the_page_keeps_the_rules() -> None:
-    """Every family of this module is named and labelled as Prometheus' practice asks."""
-    exchange = ExchangeStatus(arithmetic="numpy", refused_here={"late": 1})
-    families = [
-        *collect(NODE, OVERLAY, exchange, LOOP, uptime_s=1.0),
-        *health_metrics(True, [Finding(level="warning", what="a", do="b")]),
-    ]
-    text = render(families)
-
-    assert complaints(text) == []
-    assert 'p2pnode_health_findings{level="warning"} 1' in text
-    assert 'p2pnode_loop_delay_seconds{statistic="max"} 0.003' in text
-
-
-def test_times_are_seconds_and_unknown_values_are_left_out() -> None:
+def test_a_round_trip_is_in_seconds_and_an_unknown_one_is_left_out() -> None:
     """Milliseconds of the status become seconds; without a round trip there is no sample."""
-    assert "p2pnode_round_trip_seconds 0.005" in page()
-    assert 'p2pnode_loop_delay_seconds{statistic="p99"} 0.002' in page()
-    unknown = page(msgspec.structs.replace(OVERLAY, round_trip_ms=None))
-    assert not any("p2pnode_round_trip_seconds" in line for line in unknown)
+    assert "p2pnode_round_trip_seconds 0.005" in render(overlay_families(OVERLAY)).splitlines()
+    assert "round_trip" not in render(overlay_families(msgspec.structs.replace(OVERLAY, round_trip_ms=None)))
 
 
-def test_the_exchange_has_metrics_only_when_there_is_one() -> None:
-    """Before the node has an exchange its families are absent; later they have the status' numbers."""
-    assert not any("p2pnode_shards" in line for line in page())
+def test_status_and_metrics_agree() -> None:
+    """Every number has a place of its own, and every described family comes from some node; one that has no exchange
+    yet, and no records, values, server or devices, has no families of them."""
 
-    lines = page(exchange=ExchangeStatus(arithmetic="numpy", shards_owned=3, outstanding_steps=[1, 2]))
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0")
+        assert not any("p2pnode_shards" in family.name for family in report(swarm, host).metrics())
+        await swarm.until(lambda: host.living.progress.step >= 2, within_s=30, what="it trains")
+        plain = report(swarm, host).status()
+        line = plain.line
+        assert line is not None
+        full = msgspec.structs.replace(
+            plain,
+            dispatch=DISPATCH,
+            values=VALUES,
+            server=SERVER,
+            devices=[DEVICE],
+            health=[Finding(level="warning", what="a", do="b")],
+            loop=LoopStatus(delay_ms_p50=1.0, delay_ms_p99=2.0, delay_ms_max=3.0, tasks=1),
+            line=msgspec.structs.replace(
+                line, upload_bytes_per_s=2_500_000, needed_bytes_per_step=60, carried_bytes_per_step=70, codec="int8"
+            ),
+            exchange=msgspec.structs.replace(
+                plain.exchange, shards_owned=3, shards_backed=1, outstanding_steps=[1, 2], refused_here={"late": 1}
+            ),
+        )
+        made = list(families(host.living, full, is_ready=True))
+        page = render(made)
+        assert complaints(page) == []
+        of_the_server = {"p2pnode_http_refused_total": "counter"}
+        assert {family.name: family.kind for family in made} | of_the_server == known_families()
+        shown = dict(line.rpartition(" ")[::2] for line in page.splitlines() if not line.startswith("#"))
+        assert {name: float(shown[name]) for name in SHOWN} == SHOWN
+        text = render(families(host.living, plain, is_ready=False))
+        names = {family.name for family in text_string_to_metric_families(text)}
+        assert not [name for name in names if name.startswith(("p2pnode_dispatch", "p2pnode_values", "p2pnode_dev"))]
 
-    assert 'p2pnode_shards{role="owner"} 3' in lines
-    assert "p2pnode_outstanding_steps 2" in lines
+    simulate(scenario)

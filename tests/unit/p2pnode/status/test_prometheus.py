@@ -6,7 +6,7 @@ import math
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from p2pnode.status.prometheus import Family, render, single
+from p2pnode.status.prometheus import counter, gauge, render
 
 
 def parsed(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -22,8 +22,8 @@ def test_the_parser_reads_what_was_written() -> None:
     nasty = 'a "quote", a \\ backslash\nand a new line'
     page = render(
         [
-            single("p2pnode_step", "gauge", "Completed\nsteps \\ all.", 12),
-            Family("p2pnode_dropped_total", "counter", "Dropped.", [({"reason": nasty}, 3), ({"reason": "b"}, 1.5)]),
+            gauge("p2pnode_step", "Completed\nsteps \\ all.", 12),
+            counter("p2pnode_dropped_total", "Dropped.", reason={nasty: 3, "b": 1.5}),
         ]
     )
 
@@ -38,12 +38,12 @@ def test_numbers_that_are_none_and_values_that_are_missing() -> None:
     """Infinite and undefined numbers have their names; None, and a family without values, are left out."""
     page = render(
         [
-            single("a", "gauge", "A.", math.inf),
-            single("b", "gauge", "B.", -math.inf),
-            single("c", "gauge", "C.", math.nan),
-            single("d", "gauge", "D.", None),
-            Family("e", "gauge", "E.", []),
-            single("f", "gauge", "F.", True),
+            gauge("a", "A.", math.inf),
+            gauge("b", "B.", -math.inf),
+            gauge("c", "C.", math.nan),
+            gauge("d", "D.", None),
+            gauge("e", "E.", []),
+            gauge("f", "F.", True),
         ]
     )
     found = parsed(page)

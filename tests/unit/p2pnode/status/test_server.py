@@ -19,7 +19,7 @@ from p2pnode.status import server as module
 from p2pnode.status.events import EventRing
 from p2pnode.status.guard import Refusal
 from p2pnode.status.limits import MAX_LIMIT, SCHEMA_HEADER
-from p2pnode.status.prometheus import single
+from p2pnode.status.prometheus import counter
 from p2pnode.status.server import StatusServer
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
@@ -46,7 +46,7 @@ class Source:
         return self.is_ready, "it waits for nodes"
 
     def metrics(self) -> Any:
-        return [single("p2pnode_steps_total", "counter", "Steps.", 7)]
+        return [counter("p2pnode_steps_total", "Steps.", 7)]
 
     def leave(self) -> None:
         self.told.append("leave")

@@ -1,0 +1,172 @@
+"""Parts of `/status` that not every node has: records, several devices, named values, a server's tasks, the line."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from p2pnode.lifecycle.node import Node
+from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.status.schema import (
+    CoordinationStatus,
+    DeviceStatus,
+    DispatchStatus,
+    LineStatus,
+    MemoryStatus,
+    QuarantinedMember,
+    ServerStatus,
+    ValuesStatus,
+)
+from p2pnode.training.codec_choice import CodecChoice, LineFacts
+from p2pnode.training.devices.host import HostTrainer
+from p2pnode.training.dispatch.facts import MasterFacts, RecordsFacts
+from p2pnode.training.dispatch.messages import QueueCounts
+from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.trainer_link.engine_messages import TaskCounts
+from p2pnode.training.trainer_link.interface import Trainer
+
+
+def dispatch_status(
+    source: str, master: MasterFacts | None, records: RecordsFacts | None, now: float
+) -> DispatchStatus | None:
+    """The records of this node; None for a node that neither serves nor draws any. `now`: monotonic seconds."""
+    if master is None and records is None:
+        return None
+    counts: QueueCounts | None = None if records is None else records.counts
+    trouble = None if records is None else records.trouble
+    queue = None if master is None else master.queue
+    return DispatchStatus(
+        source=source,
+        serves=master is not None and master.serves_since is not None,
+        serves_seconds=None if master is None or master.serves_since is None else round(now - master.serves_since, 3),
+        master=None if records is None or records.master is None else records.master.hex(),
+        store=master.store if master is not None else (counts.store if counts is not None else ""),
+        epoch=0 if master is None else master.epoch,
+        pass_number=_of(queue, counts, "pass_number"),
+        passes=_of(queue, counts, "passes"),
+        tasks=_of(queue, counts, "tasks"),
+        todo=_of(queue, counts, "todo"),
+        leased=_of(queue, counts, "leased"),
+        done=_of(queue, counts, "done"),
+        failed=_of(queue, counts, "failed"),
+        discarded=master.discarded if master is not None else (counts.discarded if counts is not None else 0),
+        held=0 if records is None else records.held,
+        records_trained=0 if records is None else records.trained,
+        tasks_finished=0 if records is None else records.finished,
+        tasks_superseded=0 if records is None else records.superseded,
+        ended=records is not None and records.ended,
+        last_error=_last_error(master, records),
+        unanswered_seconds=None if trouble is None else round(max(0.0, now - trouble.since), 3),
+    )
+
+
+def _of(queue: object, counts: QueueCounts | None, name: str) -> int | None:
+    found = queue if queue is not None else counts
+    return None if found is None else int(getattr(found, name))
+
+
+def _last_error(master: MasterFacts | None, records: RecordsFacts | None) -> str:
+    if records is not None and records.refused is not None:
+        return records.refused[0]
+    if records is not None and records.trouble is not None:
+        return records.trouble.reason
+    return "" if master is None else master.reason
+
+
+def device_status(trainer: Trainer) -> list[DeviceStatus]:
+    """One entry per trainer; none where there is a single one."""
+    if not isinstance(trainer, HostTrainer):
+        return []
+    return [
+        DeviceStatus(
+            index=one.index,
+            device=one.name,
+            state=one.state,
+            pid=one.pid,
+            failures=one.failures,
+            optimizer_steps=one.optimizer_steps,
+            samples=one.samples,
+            loss=one.last.loss if one.last is not None and math.isfinite(one.last.loss) else None,
+            step_seconds=one.last.seconds if one.last is not None else 0.0,
+            leads=one.leads,
+        )
+        for one in trainer.devices()
+    ]
+
+
+def coordination_status(trainer: Trainer) -> CoordinationStatus | None:
+    """None where each node decides for itself."""
+    found = trainer.coordination if isinstance(trainer, HostTrainer) else None
+    if found is None:
+        return None
+    return CoordinationStatus(
+        server=found.server.hex() or None,
+        serves=found.serves,
+        trainers=found.trainers,
+        leader=found.leader.hex() or None,
+    )
+
+
+def values_status(exchange: Exchange | None) -> ValuesStatus | None:
+    """The named values of this node; None in a run of a model, and before the exchange has begun."""
+    if exchange is None or not exchange.store.holds_values:
+        return None
+    handler = exchange.values.handler
+    rounds = handler.rounds
+    tables = [owned.state.table for owned in exchange.store.owned.values() if owned.state.table is not None]
+    return ValuesStatus(
+        keys=sum(len(table.entries) for table in tables),
+        bytes=sum(table.size_bytes for table in tables),
+        limit_bytes=exchange.settings.value_bytes,
+        updates=rounds.applied,
+        refused=rounds.refused,
+        reads=handler.reads,
+        batches=rounds.batches,
+        waiting=rounds.waiting,
+        waiting_bytes=rounds.waiting_bytes,
+        unanswered=exchange.values.waiting(),
+    )
+
+
+def server_status(tasks: TaskCounts | None) -> ServerStatus | None:
+    """The tasks of the parameter server, where this node serves."""
+    return None if tasks is None else ServerStatus(**msgspec.structs.asdict(tasks))
+
+
+def line_status(line: MeasuredLine, choice: CodecChoice | None, facts: LineFacts | None) -> LineStatus:
+    """The line, and beside it what a step sends in the present codec; without an exchange the line alone."""
+    upload, bound, download = line.upload_bytes_per_s, line.upload.bytes_per_s, line.download.bytes_per_s
+    needed = carried = None
+    if choice is not None and facts is not None and facts.shape.nodes > 1.0:
+        needed = round(choice.needed_bytes(facts))
+        if upload is not None and facts.step_s:
+            carried = round(upload * facts.step_s)
+    return LineStatus(
+        upload_bytes_per_s=None if upload is None else round(upload),
+        upload_at_least_bytes_per_s=None if bound is None else round(bound),
+        download_bytes_per_s=None if download is None else round(download),
+        capacity=line.capacity,
+        capacity_source=line.capacity_source,
+        codec="" if choice is None else choice.codec,
+        codec_reason="" if choice is None else choice.reason,
+        needed_bytes_per_step=needed,
+        carried_bytes_per_step=carried,
+    )
+
+
+def memory_status(node: Node) -> MemoryStatus:
+    """Of a node without a model yet there is only what is free and what its process has."""
+    budget = node.budget()
+    return MemoryStatus(
+        budget_bytes=None if budget is None else budget.total,
+        parts={} if budget is None else budget.parts(),
+        available_bytes=node.environment.available_memory(),
+        trainer_bytes=node.trainer_bytes,
+        private_bytes=node.environment.private_memory(),
+    )
+
+
+def quarantined(exchange: Exchange | None) -> list[QuarantinedMember]:
+    found = [] if exchange is None else exchange.view.score.quarantined()
+    return [QuarantinedMember(id=one.node.hex(), reason=one.reason, seconds=round(one.seconds, 1)) for one in found]
