@@ -12,9 +12,8 @@ from p2pnode.overlay.peers import Activity
 from p2pnode.training.dispatch.answers import Answer
 from p2pnode.training.dispatch.client import MasterClient
 from p2pnode.training.dispatch.directory import MasterDirectory
-from p2pnode.training.dispatch.facts import MasterFacts, RecordsFacts
-from p2pnode.training.dispatch.master import MasterService
-from p2pnode.training.dispatch.worker import RecordsService
+from p2pnode.training.dispatch.master import MasterFacts, MasterService
+from p2pnode.training.dispatch.worker import RecordsFacts, RecordsService
 from p2pnode.training.sharing.service import DataService
 from p2pnode.training.trainer_link.data_messages import DataFromTrainer, DataOpened, DataTrained, DataWanted
 from p2pnode.training.trainer_link.interface import Trainer

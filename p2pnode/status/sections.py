@@ -20,8 +20,8 @@ from p2pnode.status.schema import (
 )
 from p2pnode.training.codec_choice import CodecChoice, LineFacts
 from p2pnode.training.devices.host import HostTrainer
-from p2pnode.training.dispatch.facts import MasterFacts, RecordsFacts
-from p2pnode.training.dispatch.messages import QueueCounts
+from p2pnode.training.dispatch.master import MasterFacts
+from p2pnode.training.dispatch.worker import RecordsFacts
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.trainer_link.engine_messages import TaskCounts
 from p2pnode.training.trainer_link.interface import Trainer
@@ -33,9 +33,11 @@ def dispatch_status(
     """The records of this node; None for a node that neither serves nor draws any. `now`: monotonic seconds."""
     if master is None and records is None:
         return None
-    counts: QueueCounts | None = None if records is None else records.counts
+    counts = None if records is None else records.counts
     trouble = None if records is None else records.trouble
     queue = None if master is None else master.queue
+    if queue is None and counts is not None:
+        queue = counts.queue
     return DispatchStatus(
         source=source,
         serves=master is not None and master.serves_since is not None,
@@ -43,13 +45,13 @@ def dispatch_status(
         master=None if records is None or records.master is None else records.master.hex(),
         store=master.store if master is not None else (counts.store if counts is not None else ""),
         epoch=0 if master is None else master.epoch,
-        pass_number=_of(queue, counts, "pass_number"),
-        passes=_of(queue, counts, "passes"),
-        tasks=_of(queue, counts, "tasks"),
-        todo=_of(queue, counts, "todo"),
-        leased=_of(queue, counts, "leased"),
-        done=_of(queue, counts, "done"),
-        failed=_of(queue, counts, "failed"),
+        pass_number=None if queue is None else queue.pass_number,
+        passes=None if queue is None else queue.passes,
+        tasks=None if queue is None else queue.tasks,
+        todo=None if queue is None else queue.todo,
+        leased=None if queue is None else queue.leased,
+        done=None if queue is None else queue.done,
+        failed=None if queue is None else queue.failed,
         discarded=master.discarded if master is not None else (counts.discarded if counts is not None else 0),
         held=0 if records is None else records.held,
         records_trained=0 if records is None else records.trained,
@@ -59,11 +61,6 @@ def dispatch_status(
         last_error=_last_error(master, records),
         unanswered_seconds=None if trouble is None else round(max(0.0, now - trouble.since), 3),
     )
-
-
-def _of(queue: object, counts: QueueCounts | None, name: str) -> int | None:
-    found = queue if queue is not None else counts
-    return None if found is None else int(getattr(found, name))
 
 
 def _last_error(master: MasterFacts | None, records: RecordsFacts | None) -> str:

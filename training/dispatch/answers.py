@@ -7,6 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
+from p2pnode.overlay.peers import Counter
 from p2pnode.training.errors import TrainingError
 
 #: Tasks that a worker may name as unreadable for itself, and leases that it may hold.
@@ -154,17 +155,16 @@ class Handout:
     retry_after_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class QueueStatus:
+class QueueStatus(msgspec.Struct, frozen=True, array_like=True):
     """The queue as stored, for people. `todo + leased + done + failed == tasks` at every instant."""
 
-    pass_number: int
-    passes: int
-    tasks: int
-    todo: int
-    leased: int
-    done: int
-    failed: int
+    pass_number: Counter
+    passes: Counter
+    tasks: Counter
+    todo: Counter
+    leased: Counter
+    done: Counter
+    failed: Counter
     end: End
 
 

@@ -41,8 +41,8 @@ class DatasetDamaged(TrainingError):
 
 
 class DatasetChunk(msgspec.Struct, frozen=True, array_like=True):
-    """One chunk of a RecordIO file, which has the same path on all nodes: `index` counts the chunks of the file from 0,
-    `offset` is that of its header."""
+    """One chunk of a RecordIO file: `index` counts the file's chunks from 0, `offset` is that of its header. `path` is
+    the file's name on all nodes, or where this machine has it."""
 
     path: Annotated[str, Meta(min_length=1, max_length=MAX_PATH_BYTES)]
     index: Number

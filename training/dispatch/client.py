@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.ids import short
 from p2pnode.overlay.kademlia.messages import unpack_contact
 from p2pnode.overlay.transport import TransportError, gathered, in_parts
 from p2pnode.training.dispatch.directory import MasterDirectory
-from p2pnode.training.dispatch.facts import Trouble
 from p2pnode.training.dispatch.messages import (
     DISPATCH,
     MAX_MESSAGE_BYTES,
@@ -39,6 +39,13 @@ TROUBLE_S = 5.0
 
 #: Answers requests of this node itself, where it is the master.
 LocalMaster = Callable[[DispatchRequest], Awaitable[DispatchAnswer]]
+
+
+class Trouble(NamedTuple):
+    """The master has not answered since `since` (monotonic seconds), and why."""
+
+    since: float
+    reason: str
 
 
 class MasterClient:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -29,13 +30,13 @@ from p2pnode.training.dispatch.answers import (
     PassEnded,
     QueueEvent,
     QueueRules,
+    QueueStatus,
     Registration,
     ReportAnswer,
     TaskDiscarded,
 )
 from p2pnode.training.dispatch.chunks import BadDataset, ChunkTable, DatasetDamaged, DatasetDiffers
 from p2pnode.training.dispatch.directory import PUBLISH_S, MasterDirectory
-from p2pnode.training.dispatch.facts import MasterFacts
 from p2pnode.training.dispatch.messages import (
     DISPATCH,
     MAX_MESSAGE_BYTES,
@@ -46,7 +47,6 @@ from p2pnode.training.dispatch.messages import (
     FailTask,
     FinishTask,
     GetTask,
-    GrantedTask,
     MasterRecord,
     QueueCounts,
     RegisterDataset,
@@ -63,6 +63,7 @@ from p2pnode.training.dispatch.stored_queue import StoredQueue
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.settings import DispatchSettings
 from p2pnode.training.swarm import Swarm
+from p2pnode.training.trainer_link.record_messages import RecordTask
 
 #: A store that could not be opened is tried again so often.
 REOPEN_S = 2.0
@@ -73,6 +74,19 @@ GRACE_S = 20.0
 UNREADABLE_S = 30.0
 #: A worker counts as one that could read a task if it has asked within this time.
 ACTIVE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class MasterFacts:
+    """What a master shows of itself. `queue` is None while this node does not serve; `reason` says why, or what failed
+    last."""
+
+    store: str
+    serves_since: float | None
+    epoch: int
+    queue: QueueStatus | None
+    discarded: int
+    reason: str
 
 
 class MasterService:
@@ -297,7 +311,7 @@ class MasterService:
 
     async def _answer(self, queue: StoredQueue, worker: bytes, request: DispatchRequest) -> DispatchAnswer:
         match request:
-            case ReportDataset(_, files):
+            case ReportDataset(files):
                 if queue.registration is None:
                     return DatasetTold(is_wanted=True, refused="", identity=b"")
                 return DatasetTold(is_wanted=False, refused="", identity=queue.agree(files).identity)
@@ -305,7 +319,7 @@ class MasterService:
                 return await self._register(queue, table)
             case GetTask(identity, held, avoid):
                 if not _is_of(queue.registration, identity):
-                    return TaskTold(Answer.NO_DATASET, None, 0.0, None)
+                    return TaskTold(Answer.NO_DATASET, None, 0.0, 0.0, None)
                 handout = await queue.get(worker, held, avoid)
                 if avoid:
                     await self._discard_unreadable(queue, worker, avoid)
@@ -340,13 +354,11 @@ class MasterService:
     def _told(self, queue: StoredQueue, handout: Handout) -> TaskTold:
         lease, facts, table = handout.lease, queue.registration, queue.table
         if lease is None or facts is None or table is None:
-            return TaskTold(handout.answer, None, handout.retry_after_s, self.counts())
+            return TaskTold(handout.answer, None, 0.0, handout.retry_after_s, self.counts())
         chunks = table.of_task(lease.task, facts.chunks_per_task)
         order = _order_of(facts.seed, lease.pass_number, lease.task) if facts.shuffle else 0
-        granted = GrantedTask(
-            lease.task, lease.attempt, lease.pass_number, lease.duration_s, order, lease.trained, chunks
-        )
-        return TaskTold(Answer.TASK, granted, 0.0, self.counts())
+        task = RecordTask(lease.task, lease.attempt, lease.pass_number, order, lease.trained, chunks)
+        return TaskTold(Answer.TASK, task, lease.duration_s, 0.0, self.counts())
 
     async def _fail(self, queue: StoredQueue, worker: bytes, request: FailTask) -> ReportAnswer:
         try:
@@ -377,18 +389,7 @@ class MasterService:
         queue = self._queue
         if queue is None or queue.registration is None:
             return None
-        status = queue.status()
-        return QueueCounts(
-            status.pass_number,
-            status.passes,
-            status.tasks,
-            status.todo,
-            status.leased,
-            status.done,
-            status.failed,
-            self._discarded,
-            self.store,
-        )
+        return QueueCounts(queue.status(), self._discarded, self.store)
 
     # -- events --------------------------------------------------------------------------------------------------
 

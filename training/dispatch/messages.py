@@ -14,8 +14,9 @@ from msgspec import Meta
 
 from p2pnode.overlay.kademlia.messages import PACKED_V4_BYTES, PACKED_V6_BYTES
 from p2pnode.overlay.peers import Counter
-from p2pnode.training.dispatch.answers import MAX_AVOIDED, MAX_HELD, Answer, Held, ReportAnswer
-from p2pnode.training.dispatch.chunks import DatasetChunk, FileSummary
+from p2pnode.training.dispatch.answers import MAX_AVOIDED, MAX_HELD, Answer, Held, QueueStatus, ReportAnswer
+from p2pnode.training.dispatch.chunks import FileSummary
+from p2pnode.training.trainer_link.record_messages import RecordTask
 
 #: Names of the two requests.
 DISPATCH = "dispatch"
@@ -31,8 +32,6 @@ MAX_TEXT = 4096
 Identity = Annotated[bytes, Meta(max_length=64)]
 HeldList = Annotated[list[Held], Meta(max_length=MAX_HELD)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-#: Seeds a generator: any 63 bits.
-Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class MasterRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -53,13 +52,7 @@ class WhoServes(msgspec.Struct, frozen=True, array_like=True):
 class QueueCounts(msgspec.Struct, frozen=True, array_like=True):
     """The queue, for the `/status` of its workers. `store` is "sqlite" or "etcd"."""
 
-    pass_number: Counter
-    passes: Counter
-    tasks: Counter
-    todo: Counter
-    leased: Counter
-    done: Counter
-    failed: Counter
+    queue: QueueStatus
     discarded: Counter
     store: Annotated[str, Meta(max_length=64)]
 
@@ -70,7 +63,6 @@ class QueueCounts(msgspec.Struct, frozen=True, array_like=True):
 class ReportDataset(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     """The files that the sender has. Answered by `DatasetTold`."""
 
-    digest: Annotated[bytes, Meta(max_length=64)]
     files: Annotated[list[FileSummary], Meta(max_length=MAX_FILES)]
 
 
@@ -128,24 +120,13 @@ class DatasetTold(msgspec.Struct, frozen=True, array_like=True, tag="dataset"):
     identity: Identity
 
 
-class GrantedTask(msgspec.Struct, frozen=True, array_like=True):
-    """A lease of `lease_s` from now on. `order` seeds the order of the records (0: that of the files); the first `skip`
-    of that order are trained."""
-
-    task: Counter
-    attempt: Counter
-    pass_number: Counter
-    lease_s: float
-    order: Seed
-    skip: Counter
-    chunks: list[DatasetChunk]
-
-
 class TaskTold(msgspec.Struct, frozen=True, array_like=True, tag="task"):
-    """`task` is None unless `answer` is `task`; then ask again after `retry_after_s`, unless the job is over."""
+    """`task`, whose paths are names of files, is leased for `lease_s` from now on. With any other `answer` it is None,
+    and the worker asks again after `retry_after_s`, unless the job is over."""
 
     answer: Answer
-    task: GrantedTask | None
+    task: RecordTask | None
+    lease_s: float
     retry_after_s: float
     counts: QueueCounts | None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -18,10 +19,9 @@ import msgspec
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.supervision import logged, supervised
 from p2pnode.training.dispatch.answers import MAX_AVOIDED, Answer, Cause, Held, ReportAnswer
-from p2pnode.training.dispatch.chunks import BadDataset, digest_of
-from p2pnode.training.dispatch.client import MasterClient
+from p2pnode.training.dispatch.chunks import BadDataset
+from p2pnode.training.dispatch.client import MasterClient, Trouble
 from p2pnode.training.dispatch.dataset import LocalDataset, RecordFilesMissing
-from p2pnode.training.dispatch.facts import RecordsFacts
 from p2pnode.training.dispatch.held import Complete, HeldTasks, Key, SavedTask
 from p2pnode.training.dispatch.messages import (
     MAX_TEXT,
@@ -29,7 +29,6 @@ from p2pnode.training.dispatch.messages import (
     FailTask,
     FinishTask,
     GetTask,
-    GrantedTask,
     QueueCounts,
     RegisterDataset,
     RenewTasks,
@@ -39,7 +38,6 @@ from p2pnode.training.dispatch.messages import (
 )
 from p2pnode.training.trainer_link.interface import Trainer
 from p2pnode.training.trainer_link.record_messages import (
-    RecordChunk,
     RecordsFromTrainer,
     RecordsGranted,
     RecordsOpened,
@@ -68,6 +66,22 @@ MAX_REPORTS = 8
 
 #: The tasks that this node holds, and how far they are trained, in the state directory.
 STATE_FILE = "dispatch.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsFacts:
+    """What a worker shows of itself. `counts`: the queue as the master last told of it. `refused`: why this node gets
+    no tasks, and what to do."""
+
+    counts: QueueCounts | None
+    master: bytes | None
+    trouble: Trouble | None
+    refused: tuple[str, str] | None
+    held: int
+    trained: int
+    finished: int
+    superseded: int
+    ended: bool
 
 
 class RecordsService:
@@ -280,7 +294,7 @@ class RecordsService:
         self._note(told.counts)
         self._has_none_now = told.answer != Answer.TASK
         if told.task is not None and told.answer == Answer.TASK:
-            self._accept(told.task)
+            self._accept(told.task, told.lease_s)
             return 0.0
         if told.answer == Answer.NO_DATASET:
             await self._agree()
@@ -297,22 +311,21 @@ class RecordsService:
         """Take over the counts; what could not be read is tried again in each pass: the file may be back."""
         if counts is None:
             return
-        if self.counts is not None and counts.pass_number != self.counts.pass_number:
+        if self.counts is not None and counts.queue.pass_number != self.counts.queue.pass_number:
             self._avoid.clear()
         self.counts = counts
 
-    def _accept(self, granted: GrantedTask) -> None:
+    def _accept(self, granted: RecordTask, lease_s: float) -> None:
         """A task was granted. Its files are those of this node: both have agreed on the data set."""
         key = (granted.task, granted.attempt)
         if key in self._reports or self._has_left:
             return
-        chunks = [RecordChunk(self._paths[one.path], one.index, one.offset, one.records) for one in granted.chunks]
-        task = RecordTask(granted.task, granted.attempt, granted.pass_number, granted.order, granted.skip, chunks)
-        if granted.skip >= task.records:
+        if granted.skip >= granted.records:
             self._reports[key] = self._finish(*key)  # its last attempt trained all of it, and could not say so
             self._wake_report.set()
             return
-        self.held.add(task, granted.lease_s)
+        chunks = [msgspec.structs.replace(one, path=self._paths[one.path]) for one in granted.chunks]
+        self.held.add(msgspec.structs.replace(granted, chunks=chunks), lease_s)
         self._wake_save.set()
         self._serve()
 
@@ -330,7 +343,7 @@ class RecordsService:
                 hint = error.hint if isinstance(error, RecordFilesMissing) else "see dispatch.records"
                 self._refuse(str(error), hint)
             else:
-                told = await self._told(dataset, ReportDataset(digest_of(files), files))
+                told = await self._told(dataset, ReportDataset(files))
                 if not told.refused:
                     self._paths = dataset.paths
                     self.refused = None

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from p2pnode.training.dispatch.chunks import DatasetChunk
+
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -26,25 +28,16 @@ class RecordSource(msgspec.Struct, frozen=True):
     seed: int
 
 
-class RecordChunk(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk of a RecordIO file of this machine: `index` counts the file's chunks, `offset` is that of its header."""
-
-    path: str
-    index: Number
-    offset: Number
-    records: Number
-
-
 class RecordTask(msgspec.Struct, frozen=True, array_like=True):
-    """A leased task. `attempt` is its fencing token. Its records come in an order that `order` seeds (0: that of the
-    files), and the first `skip` of that order are trained already."""
+    """A leased task, with the paths of this machine. `attempt` is its fencing token. Its records come in an order that
+    `order` seeds (0: that of the files), and the first `skip` of that order are trained already."""
 
     task: Number
     attempt: Number
     pass_number: Number
     order: Number
     skip: Number
-    chunks: list[RecordChunk]
+    chunks: list[DatasetChunk]
 
     @property
     def records(self) -> int:

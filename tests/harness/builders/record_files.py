@@ -6,9 +6,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from p2pnode.training.dispatch.chunks import DatasetChunk
 from p2pnode.training.dispatch.recordio import Compressor, RecordWriter, read_index
 from p2pnode.training.trainer_link.record_messages import (
-    RecordChunk,
     RecordsGranted,
     RecordsTrained,
     RecordsUnreadable,
@@ -29,7 +29,7 @@ def write_records(path: Path, records: list[bytes], records_per_chunk: int) -> P
 def tasks_of(path: Path, chunks_per_task: int, order: int = 0) -> list[RecordTask]:
     """The tasks of one file, with attempt 1."""
     chunks = [
-        RecordChunk(str(path), number, chunk.offset, chunk.records)
+        DatasetChunk(str(path), number, chunk.offset, chunk.records)
         for number, chunk in enumerate(read_index(path).chunks)
     ]
     groups = [chunks[start : start + chunks_per_task] for start in range(0, len(chunks), chunks_per_task)]

@@ -9,12 +9,12 @@ from typing import Protocol
 
 import msgspec
 
+from p2pnode.training.dispatch.chunks import DatasetChunk
 from p2pnode.training.dispatch.dataset import LocalDataset, read_dataset
 from p2pnode.training.dispatch.permutation import EpochOrder
 from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone
 from p2pnode.training.trainer_link.messages import SignOfLife
 from p2pnode.training.trainer_link.record_messages import (
-    RecordChunk,
     RecordsGranted,
     RecordsOpened,
     RecordSource,
@@ -164,7 +164,7 @@ class LocalTasks:
         skip, self._skip = self._skip, 0
         self._number += 1
         seed = (self._seed ^ number) | 1 if self._source.shuffle else 0
-        found = RecordChunk(path, chunk.index, chunk.offset, chunk.records)
+        found = DatasetChunk(path, chunk.index, chunk.offset, chunk.records)
         return RecordTask(number, 1, before + 1, seed, skip, [found])
 
     def give_up(self, task: RecordTask, reason: str, *, missing: bool) -> None:  # noqa: ARG002 - nobody else has it

@@ -10,11 +10,12 @@ from p2pnode.status.findings import dispatch_findings
 from p2pnode.status.schema import DispatchStatus, Finding
 from p2pnode.status.sections import dispatch_status
 from p2pnode.training.dispatch.answers import End, QueueStatus
-from p2pnode.training.dispatch.client import TROUBLE_S
-from p2pnode.training.dispatch.facts import MasterFacts, RecordsFacts, Trouble
+from p2pnode.training.dispatch.client import TROUBLE_S, Trouble
+from p2pnode.training.dispatch.master import MasterFacts
 from p2pnode.training.dispatch.messages import QueueCounts
+from p2pnode.training.dispatch.worker import RecordsFacts
 
-COUNTS = QueueCounts(pass_number=1, passes=3, tasks=10, todo=4, leased=3, done=2, failed=1, discarded=5, store="etcd")
+COUNTS = QueueCounts(QueueStatus(1, 3, 10, todo=4, leased=3, done=2, failed=1, end=End.NO), discarded=5, store="etcd")
 RECORDS = RecordsFacts(
     counts=COUNTS,
     master=b"m" * 20,

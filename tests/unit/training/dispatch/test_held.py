@@ -7,12 +7,13 @@ import random
 import pytest
 
 from p2pnode.training.dispatch.answers import Held
+from p2pnode.training.dispatch.chunks import DatasetChunk
 from p2pnode.training.dispatch.held import Complete, HeldTasks
-from p2pnode.training.trainer_link.record_messages import RecordChunk, RecordTask, TaskTrained
+from p2pnode.training.trainer_link.record_messages import RecordTask, TaskTrained
 
 
 def task(number: int, records: int = 10, attempt: int = 1, skip: int = 0) -> RecordTask:
-    return RecordTask(number, attempt, 1, 0, skip, [RecordChunk("f", 0, 0, records)])
+    return RecordTask(number, attempt, 1, 0, skip, [DatasetChunk("f", 0, 0, records)])
 
 
 def holding(*tasks: RecordTask) -> HeldTasks:

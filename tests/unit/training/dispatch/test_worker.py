@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2pnode.training.dispatch.answers import Answer, Held, ReportAnswer
+from p2pnode.training.dispatch.answers import Answer, End, Held, QueueStatus, ReportAnswer
 from p2pnode.training.dispatch.chunks import DatasetChunk
 from p2pnode.training.dispatch.messages import (
     DatasetTold,
@@ -17,7 +17,6 @@ from p2pnode.training.dispatch.messages import (
     FailTask,
     FinishTask,
     GetTask,
-    GrantedTask,
     QueueCounts,
     RenewTasks,
     ReportDataset,
@@ -31,6 +30,7 @@ from p2pnode.training.trainer_link.record_messages import (
     RecordsTrained,
     RecordsUnreadable,
     RecordsWanted,
+    RecordTask,
     TaskTrained,
 )
 from tests.harness.environment.simulated import ListLog, MemoryDisk, make_environment
@@ -57,11 +57,11 @@ class Master:
 
     @property
     def counts(self) -> QueueCounts:
-        return QueueCounts(self.pass_number, 2, 15, 0, 0, 0, 0, 0, "sqlite")
+        return QueueCounts(QueueStatus(self.pass_number, 2, 15, 0, 0, 0, 0, End.NO), 0, "sqlite")
 
     @staticmethod
-    def task(number: int, name: str = "train.recordio", skip: int = 0) -> GrantedTask:
-        return GrantedTask(number, 1, 1, 30.0, 0, skip, [DatasetChunk(name, number, 100 * number, 5)])
+    def task(number: int, name: str = "train.recordio", skip: int = 0) -> RecordTask:
+        return RecordTask(number, 1, 1, 0, skip, [DatasetChunk(name, number, 100 * number, 5)])
 
     async def ask(self, genesis: bytes, request: DispatchRequest, kind: type) -> DispatchAnswer:
         self.asked.append(request)
@@ -73,11 +73,11 @@ class Master:
             case ReportDataset():
                 return DatasetTold(False, "", self.queue)
             case GetTask(identity) if identity != self.queue:
-                return TaskTold(Answer.NO_DATASET, None, 0.0, None)
+                return TaskTold(Answer.NO_DATASET, None, 0.0, 0.0, None)
             case GetTask():
                 if self.tasks:
-                    return TaskTold(Answer.TASK, self.tasks.pop(0), 0.0, self.counts)
-                return TaskTold(Answer.NO_TASK_NOW, None, 1.0, self.counts)
+                    return TaskTold(Answer.TASK, self.tasks.pop(0), 30.0, 0.0, self.counts)
+                return TaskTold(Answer.NO_TASK_NOW, None, 0.0, 1.0, self.counts)
             case FinishTask():
                 return ReportsTold([ReportAnswer.ACCEPTED], None)
             case FailTask():
