@@ -31,7 +31,6 @@ def doctor(
         list[str] | None,
         typer.Option("--bootstrap", "-b", metavar="HOST:PORT", help="A peer to try; may be given several times."),
     ] = None,
-    time_server: Annotated[str, typer.Option("--time-server", metavar="HOST", help="Compare the clock with it.")] = "",
     offline: Annotated[bool, typer.Option("--offline", help="Leave out what asks other machines.")] = False,
     as_json: JsonOption = False,
 ) -> int:
@@ -51,7 +50,7 @@ def doctor(
 
     tried = {"swarm.bootstrap": ("--bootstrap", toml(bootstrap) if bootstrap else None)}
     found = place.loaded(tried, for_running=True).config
-    asked = Examination(found, running_in(found.state_folder), time_server, network=not offline)
+    asked = Examination(found, running_in(found.state_folder), network=not offline)
     checks: list[DoctorCheck] = []
 
     async def look() -> None:

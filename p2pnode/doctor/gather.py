@@ -25,12 +25,8 @@ from p2pnode.keys.api_token import token_path
 
 #: Importing torch on a loaded machine.
 TORCH_TIMEOUT_S = 120.0
-#: Longest wait for a time server.
-TIME_TIMEOUT_S = 2.0
 #: Waits of the loop that are measured.
 WAITS, WAIT_S = 20, 0.01
-#: Seconds between 1900, where NTP counts from, and 1970 (RFC 5905).
-NTP_EPOCH_S = 2_208_988_800
 #: The kernel's answer and flag where no service sets the clock (adjtimex(2)).
 TIME_ERROR, STA_UNSYNC, STATUS_AT = 5, 0x0040, 40
 
@@ -101,30 +97,6 @@ def clock_is_set() -> bool | None:
             (status,) = struct.unpack_from("=i", buffer.raw, STATUS_AT)
             return answer != TIME_ERROR and not status & STA_UNSYNC
     return None
-
-
-def clock_offset_s(server: str) -> float:
-    """By how much this clock is ahead of a time server (SNTP, RFC 4330). Raises `OSError`, `ValueError`."""
-    (family, kind, protocol, _, address), *_ = socket.getaddrinfo(server, 123, type=socket.SOCK_DGRAM)
-    with socket.socket(family, kind, protocol) as asking:
-        asking.settimeout(TIME_TIMEOUT_S)
-        asking.connect(address)
-        sent_s = time.time()
-        asking.send(b"\x23" + bytes(47))  # version 4, client
-        answer = asking.recv(512)
-        got_s = time.time()
-    return offset_in(answer, sent_s, got_s)
-
-
-def offset_in(answer: bytes, sent_s: float, got_s: float) -> float:
-    """The offset in an answer to a request of `sent_s` that arrived at `got_s`. Raises `ValueError`."""
-    if len(answer) < 48 or answer[1] == 0:
-        raise ValueError("that is no answer of a time server")
-    received_s, transmitted_s = (
-        whole - NTP_EPOCH_S + part / 2**32
-        for whole, part in (struct.unpack_from(">II", answer, 32), struct.unpack_from(">II", answer, 40))
-    )
-    return float(((sent_s - received_s) + (got_s - transmitted_s)) / 2)
 
 
 def free_bytes(folder: Path) -> int:

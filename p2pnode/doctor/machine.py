@@ -17,10 +17,6 @@ LEAST_FREE_BYTES = 64 << 20
 CHECKPOINTS = 2
 #: Round trips of a heartbeat in a local network; a machine that pauses longer is taken for a dead one now and then.
 LATE_S, TOO_LATE_S = 0.1, 1.0
-#: A closed swarm takes no connection from a clock that is off by more (`overlay.sealing.init_filter.CLOCK_BOUND_S`).
-CLOCK_BOUND_S = 60.0
-#: Half of the bound: the other machine may be off by as much to the other side.
-CLOCK_WARNING_S = CLOCK_BOUND_S / 2
 
 
 class SecretFile(NamedTuple):
@@ -57,21 +53,12 @@ def delay_check(longest_s: float) -> DoctorCheck:
     return warning("delay", f"{what}: peers may take this node for a dead one", do)
 
 
-def clock_check(is_set: bool | None, offset_s: float | None, server: str = "") -> DoctorCheck:
-    """`is_set`: whether the kernel says that a service keeps the clock right; None: it does not say. `offset_s`: by how
-    much it is ahead of a time server."""
-    do = "set it: turn on NTP (timedatectl set-ntp true, or chrony)"
-    if offset_s is not None:
-        how = f"{duration(abs(offset_s))} {'ahead of' if offset_s > 0 else 'behind'} {server}"
-        if abs(offset_s) > CLOCK_BOUND_S:
-            return error("clock", f"this clock is {how}; a closed swarm lets nobody in above {CLOCK_BOUND_S:g} s", do)
-        if abs(offset_s) > CLOCK_WARNING_S:
-            return warning("clock", f"this clock is {how}; a closed swarm allows {CLOCK_BOUND_S:g} s", do)
-        return ok("clock", f"this clock is {how}")
+def clock_check(is_set: bool | None) -> DoctorCheck:
+    """`is_set`: whether the kernel says that a service keeps the clock right; None: it does not say."""
     if is_set:
         return ok("clock", "a time service keeps this clock right")
     what = "no time service is known to keep this clock right" if is_set is False else "it is not known who sets it"
-    return info("clock", what, "compare it with a server: p2pnode doctor --time-server pool.ntp.org")
+    return info("clock", what, "turn on NTP (timedatectl set-ntp true, or chrony): a closed swarm compares clocks")
 
 
 def disk_check(folder: str, free_bytes: int, checkpoint_bytes: int) -> DoctorCheck:

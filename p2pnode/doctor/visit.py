@@ -20,7 +20,6 @@ import msgspec
 from p2pnode import __version__
 from p2pnode.config.settings import Config
 from p2pnode.doctor.check import DoctorCheck, error, info, ok, warning
-from p2pnode.doctor.line_speed import judged, read_from
 from p2pnode.keys.closed_swarm import open_closed_swarm
 from p2pnode.overlay.addresses import Address, is_loopback
 from p2pnode.overlay.bootstrap.advice import what_to_do
@@ -32,20 +31,18 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.errors import OverlayError
 from p2pnode.overlay.identity import load_identity
 from p2pnode.overlay.overlay import Overlay
-from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.sealing.swarm_key import KeyRing
 from p2pnode.overlay.settings import OverlaySettings
 from p2pnode.overlay.sockets.transport import SocketTransport
 from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
 from p2pnode.overlay.transport import PortInUse, Request, Response, Transport
 from p2pnode.terminal.numbers import duration
-from p2pnode.training.shard_count import MIN_SHARDS
 
 #: Remembered peers that are asked besides the bootstraps.
 MAX_REMEMBERED = 4
 #: Longest wait for the way in, and then for members to connect back.
 JOIN_S, DIAL_BACK_S = 8.0, 8.0
-#: Members that are pinged, and of which the line is measured.
+#: Members that are pinged.
 PINGED = 2
 POLL_S = 0.1
 
@@ -107,9 +104,7 @@ async def visit(config: Config, keys: KeyRing | None) -> AsyncIterator[DoctorChe
             places = list(dict.fromkeys([*config.swarm.bootstrap, *remembered]))
             if not places:
                 what = "none is set and no peer is remembered: this node founds a swarm, or waits for others"
-                do = (
-                    "to have the way to a member looked at, and its line measured: p2pnode doctor --bootstrap HOST:PORT"
-                )
+                do = "to have the way to a member looked at: p2pnode doctor --bootstrap HOST:PORT"
                 yield info("bootstraps", what, do)
                 return
             answers = await _ask_all(visitor, places)
@@ -235,7 +230,6 @@ async def _join(visitor: _Visitor, places: Sequence[str]) -> AsyncIterator[Docto
         for check in await _pings(overlay):
             yield check
         yield await _reached(overlay, config)
-        yield await _line(overlay, config.exchange.shards or MIN_SHARDS)  # what it lacks of them is not sent
         await overlay.leave()
     except (PortInUse, OSError, ValueError) as failure:
         yield error("port", str(failure), "end what holds it, or choose another port")
@@ -245,14 +239,9 @@ async def _join(visitor: _Visitor, places: Sequence[str]) -> AsyncIterator[Docto
         await overlay.stop()
 
 
-def _some_members(overlay: Overlay) -> list[Contact]:
-    """Contacts, because a peer must not be read after a wait: it may be gone."""
-    return [peer.contact for peer in overlay.members()[:PINGED]]
-
-
 async def _pings(overlay: Overlay) -> list[DoctorCheck]:
     """Round trips of datagrams to members."""
-    members = _some_members(overlay)
+    members = [peer.contact for peer in overlay.members()[:PINGED]]
     loop = asyncio.get_running_loop()
     answered: list[str] = []
     for member in members:
@@ -268,13 +257,6 @@ async def _pings(overlay: Overlay) -> list[DoctorCheck]:
             f"let UDP to and from port {overlay.address.port} through the firewalls of both machines",
         )
     ]
-
-
-async def _line(overlay: Overlay, shards: int) -> DoctorCheck:
-    """How fast members send, one after the other: together they would share this machine's line."""
-    genesis = overlay.genesis
-    assert genesis is not None, "it has joined"
-    return judged([await read_from(overlay, member, genesis, shards) for member in _some_members(overlay)])
 
 
 async def _reached(overlay: Overlay, config: Config) -> DoctorCheck:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 import sys
 from pathlib import Path
 
@@ -11,26 +10,7 @@ import pytest
 
 from p2pnode.config.settings import Config, StatusSettings
 from p2pnode.doctor import gather
-from p2pnode.doctor.gather import NTP_EPOCH_S
 from p2pnode.overlay.settings import NodeSettings
-
-
-def stamp(seconds: float) -> bytes:
-    whole = int(seconds)
-    return struct.pack(">II", whole + NTP_EPOCH_S, int((seconds - whole) * 2**32))
-
-
-def test_the_offset_is_halved_over_the_way_there_and_back() -> None:
-    """A clock that is five seconds ahead of a server a second away on each side."""
-    answer = b"\x24\x02" + bytes(30) + stamp(1000.0 + 1 - 5) + stamp(1000.0 + 1 - 5)
-    assert gather.offset_in(answer, 1000.0, 1002.0) == pytest.approx(5.0, abs=0.01)
-
-
-@pytest.mark.parametrize("answer", [b"", bytes(47), bytes(48)])
-def test_what_is_no_answer_of_a_time_server_is_an_error(answer: bytes) -> None:
-    """Too short, or a kiss of death (stratum 0)."""
-    with pytest.raises(ValueError, match="time server"):
-        gather.offset_in(answer, 0.0, 0.0)
 
 
 def test_taken_ports_are_found(tmp_path: Path) -> None:
