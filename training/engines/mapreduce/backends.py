@@ -1,4 +1,4 @@
-"""Where tasks run, all of them given to Dask: in this process, in processes of this machine, or on a cluster.
+"""Where tasks run: in this process, in processes of this machine, or on a Dask cluster.
 
 A backend runs the tasks of one stage and returns a handle for each result: the result itself, or a future of the
 cluster, whose value stays at its worker. Handles are inputs of later tasks.
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from concurrent.futures import FIRST_EXCEPTION, wait
+from typing import Any, NamedTuple
 
 import cloudpickle
-import dask.multiprocessing
-from dask.local import get_sync
 
-from p2pnode.training.engines.mapreduce.errors import BadRequest, MapReduceError, NotEncodable, WorkersLost
+from p2pnode.training.engines.mapreduce.errors import BadRequest, NotEncodable, WorkersLost
 
 #: How long a cluster may take to answer, and to have a worker.
 CONNECT_S = 10.0
@@ -30,57 +28,33 @@ class StageTask(NamedTuple):
     name: str
 
 
-class Backend(Protocol):
-    """Runs tasks."""
+class Backend:
+    """Runs tasks in the calling thread, one after the other."""
 
     #: Whether results leave this process.
-    is_remote: bool
-
-    def run(self, tasks: list[StageTask]) -> list[Any]:
-        """A handle per task. Raises what a task raised."""
-        ...
-
-    def pick(self, handle: Any, place: int) -> Any:
-        """A handle of one element of a tuple."""
-        ...
-
-    def values(self, handles: list[Any]) -> list[Any]:
-        """The results themselves. Raises what a task raised."""
-        ...
-
-    def workers(self) -> int:
-        """How many tasks run at a time."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class InProcess:
-    """One task after the other, in the calling thread."""
-
     is_remote = False
 
     def run(self, tasks: list[StageTask]) -> list[Any]:
-        """The results."""
-        return list(get_sync(_graph(tasks), list(range(len(tasks)))))
+        """A handle per task. Raises what a task raised."""
+        return [task.function(task.inputs) for task in tasks]
 
     def pick(self, handle: Any, place: int) -> Any:
-        """One element of a tuple."""
+        """A handle of one element of a tuple."""
         return handle[place]
 
     def values(self, handles: list[Any]) -> list[Any]:
-        """The handles are the results."""
+        """The results themselves. Raises what a task raised."""
         return handles
 
     def workers(self) -> int:
-        """This thread."""
+        """How many tasks run at a time."""
         return 1
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-class Processes:
+class Processes(Backend):
     """Processes of this machine. They start without importing the script again, so it needs no main guard (loky)."""
 
     is_remote = True
@@ -96,30 +70,22 @@ class Processes:
         _check_functions(tasks)
         if self._pool is None:
             self._pool = ProcessPoolExecutor(max_workers=self._processes)
+        futures = [self._pool.submit(task.function, task.inputs) for task in tasks]
         try:
-            found = dask.multiprocessing.get(
-                _graph(tasks), list(range(len(tasks))), pool=self._pool, optimize_graph=False, chunksize=1
-            )
+            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                future.result()
+            return [future.result() for future in futures]
         except BrokenProcessPool as error:
             self.close()
             raise WorkersLost(
                 f"a process of the map-reduce engine ended in the middle of a task ({error}); was it killed, or is "
                 "memory short? Fewer processes or smaller partitions need less"
             ) from None
-        except MapReduceError as error:
-            raise getattr(error, "exception", error) from None
-        return list(found)
-
-    def pick(self, handle: Any, place: int) -> Any:
-        """One element of a tuple."""
-        return handle[place]
-
-    def values(self, handles: list[Any]) -> list[Any]:
-        """The handles are the results."""
-        return handles
+        finally:
+            for future in futures:
+                future.cancel()
 
     def workers(self) -> int:
-        """The processes."""
         return self._processes
 
     def close(self) -> None:
@@ -129,7 +95,7 @@ class Processes:
             self._pool = None
 
 
-class Cluster:
+class Cluster(Backend):
     """A Dask cluster. Results stay at its workers; it runs tasks of a lost worker again."""
 
     is_remote = True
@@ -191,12 +157,7 @@ def make_backend(processes: int, address: str | None) -> Backend:
         if processes:
             raise BadRequest("either processes of this machine, or the address of a Dask cluster")
         return Cluster(address)
-    return Processes(processes) if processes else InProcess()
-
-
-def _graph(tasks: list[StageTask]) -> dict[int, tuple[Any]]:
-    # The inputs are bound to the function: Dask would look for keys of the graph in them.
-    return {number: (partial(task.function, task.inputs),) for number, task in enumerate(tasks)}
+    return Processes(processes) if processes else Backend()
 
 
 def _check_functions(tasks: list[StageTask]) -> None:

@@ -204,9 +204,13 @@ def test_a_diamond_is_computed_once() -> None:
     assert sorted(calls) == list(range(6))
 
 
-def test_nothing_runs_before_an_action() -> None:
-    """Transformations are lazy."""
+def test_nothing_runs_before_an_action_and_no_element_waits_for_the_next() -> None:
+    """Transformations are lazy, and a partition is never held between two of them."""
+    seen: list[str] = []
     with MapReduce() as engine:
+        twice = engine.from_items([0, 1], 1).map(lambda x: (seen.append(f"map {x}"), x)[1])
+        assert twice.filter(lambda x: (seen.append(f"filter {x}"), True)[1]).count() == 2
+        assert seen == ["map 0", "filter 0", "map 1", "filter 1"]
         lazy = engine.from_items([1]).map(lambda _: 1 // 0).map(lambda x: (x, x)).reduce_by_key(max).shuffle()
         with pytest.raises(FunctionFailed):
             lazy.count()

@@ -6,16 +6,15 @@ import os
 import pickle
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
 
 from p2pnode.training.engines.mapreduce import engine as module
-from p2pnode.training.engines.mapreduce.backends import InProcess
+from p2pnode.training.engines.mapreduce.backends import Backend
 from p2pnode.training.engines.mapreduce.engine import MAX_RECEIVED, BroadcastValue, MapReduce
-from p2pnode.training.engines.mapreduce.errors import BadRequest, NotEncodable, SourceFailed
+from p2pnode.training.engines.mapreduce.errors import NotEncodable
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def engine() -> Iterator[MapReduce]:
 def remote(engine: MapReduce) -> MapReduce:
     """An engine whose results leave the process, without one."""
 
-    class Remote(InProcess):
+    class Remote(Backend):
         is_remote = True
 
         def workers(self) -> int:
@@ -62,13 +61,6 @@ def test_elements_are_cut_into_equal_partitions(engine: MapReduce, items: int, p
 def test_without_a_number_there_is_a_partition_for_each_worker(engine: MapReduce, remote: MapReduce) -> None:
     """No more than there are elements, and one for none."""
     assert [len(sizes(remote.from_items(range(count)))) for count in (9, 4, 2, 0)] == [4, 4, 2, 1]
-
-
-@pytest.mark.parametrize("partitions", [0, -1])
-def test_a_data_set_has_a_partition_at_least(engine: MapReduce, partitions: int) -> None:
-    """A number below one is refused by its name."""
-    with pytest.raises(BadRequest, match=f"partitions={partitions}: there is at least one"):
-        engine.from_items([1], partitions)
 
 
 def test_elements_that_cannot_be_sent_are_named_where_they_would_have_to_be(
@@ -117,24 +109,6 @@ def test_a_broadcast_value_that_cannot_be_sent_is_refused_at_once(engine: MapRed
         assert handle._payload is None
 
 
-def test_files_are_loaded_by_their_format(engine: MapReduce, tmp_path: Path) -> None:
-    """In partitions of about so many bytes; a missing file is an error at once."""
-    file = tmp_path / "lines.txt"
-    file.write_text("".join(f"line {number}\n" for number in range(100)))
-    data = engine.load(file, part_bytes=200)
-    assert data.collect() == [f"line {number}" for number in range(100)]
-    assert len(sizes(data)) > 2
-    with pytest.raises(SourceFailed, match="nowhere"):
-        engine.load(tmp_path / "nowhere.txt")
-
-
-def test_a_function_of_several_data_sets_makes_so_many(engine: MapReduce) -> None:
-    """One for each output."""
-    ones, others = engine.from_items([1, 2], 2), engine.from_items([10, 20], 2)
-    sums, counts = engine.apply(lambda lists: [[sum(map(sum, lists))], [len(lists)]], [ones, others], 2)
-    assert (sums.collect(), counts.collect()) == ([11, 22], [2, 2])
-
-
 def test_functions_know_where_they_run(engine: MapReduce) -> None:
     """Host and process; the engine ends its processes when its block ends."""
     assert engine.from_items([0]).map(lambda _: MapReduce.myself()).collect() == [
@@ -144,11 +118,3 @@ def test_functions_know_where_they_run(engine: MapReduce) -> None:
     with MapReduce() as other:
         other._backend.close = lambda: closed.append("closed")  # type: ignore[method-assign]
     assert closed == ["closed"]
-
-
-def test_an_address_and_processes_exclude_each_other() -> None:
-    """As the backend says."""
-    with pytest.raises(BadRequest):
-        MapReduce(processes=2, address="tcp://127.0.0.1:1")
-    with pytest.raises(BadRequest):
-        MapReduce(processes=-1)

@@ -1,17 +1,14 @@
-"""The errors of map-reduce: values are shown shortened, functions by where they failed, and all cross processes."""
+"""The errors of map-reduce: values are shown shortened, functions by where they failed."""
 
 from __future__ import annotations
 
 import os
-import pickle
 
 import pytest
 
 from p2pnode.training.engines.mapreduce.errors import (
     SHOWN_CHARS,
     FunctionFailed,
-    MapReduceError,
-    NotEncodable,
     function_failed,
     shown,
 )
@@ -52,13 +49,3 @@ def test_a_function_that_failed_names_element_partition_and_process(element: obj
     assert str(error).startswith(said)
     assert str(error).endswith(f"process {os.getpid()}: ValueError: wrong")
     assert str(FunctionFailed("map 1", "7", 0, "here", " \n")).endswith("on here: unknown")
-
-
-@pytest.mark.parametrize(
-    "error", [function_failed("map 1", 7, 2, ValueError("wrong")), NotEncodable("map 1", "a lock", "TypeError: no")]
-)
-def test_an_error_crosses_processes_with_its_text_and_its_fields(error: MapReduceError) -> None:
-    """Tasks raise it in another process."""
-    copy = pickle.loads(pickle.dumps(error))
-
-    assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
