@@ -111,7 +111,7 @@ class SynchronousSgd(RuleBasedStateMachine):
             core.claim(worker.lease, self.now)
         if worker.report is not None:
             outcome = core.report(worker.report, self.now)
-            if core.keeps(name, worker.report.name):
+            if core.repeated(name, worker.report.name) == "kept":
                 self.reporters[worker.report.name] = worker
         held = {one.task: one.attempt for one in (worker.lease, worker.report) if one is not None}
         core.told(name, list(held.items()))

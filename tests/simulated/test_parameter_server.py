@@ -687,7 +687,7 @@ def test_an_update_that_waits_is_sent_once_to_each_server():
     for is_killed, servers in ((False, 1), (True, 2)):
         whole, asked, record, value = run(history(is_killed), limit_s=300.0)
         assert list(whole.values()) == [1] * servers
-        assert asked > 15
+        assert 15 < asked < 40
         assert (record.version, value.value.tolist()) == (2, [2.0] * 5000)
 
 

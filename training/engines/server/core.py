@@ -37,10 +37,11 @@ PACE_OF = 32
 #: How often a worker tries a refused update again before its task has failed.
 MAX_REPORT_COUNT = 64
 
-#: What becomes of a report. `waits`: it is not committed yet. `counted`: it is in the values. `stale`: refused, to be
-#: computed again from new values. `failed`: refused so often that the task goes to another worker. `superseded`:
-#: another attempt counts. `unknown`: it came without its updates, and they are not here; it is to be sent whole.
-Outcome = Literal["waits", "counted", "stale", "failed", "superseded", "unknown"]
+#: What becomes of a report. `waits`: it is not committed yet. `kept`: it waits too, and its name is enough from now on.
+#: `counted`: it is in the values. `stale`: refused, to be computed again from new values. `failed`: refused so often
+#: that the task goes to another worker. `superseded`: another attempt counts. `unknown`: only its name came, and the
+#: update is not here; it is to be sent whole.
+Outcome = Literal["waits", "kept", "counted", "stale", "failed", "superseded", "unknown"]
 #: Keys of one task, and updates of one task, at most.
 MAX_KEYS = 1 << 16
 #: The key of the record. No key of a program: it is refused by `checked_key`.
@@ -234,14 +235,10 @@ class ServerCore:
         return "waits"
 
     def repeated(self, worker: bytes, name: Name) -> Outcome:
-        """A worker repeats a report without its updates."""
+        """A worker repeats a report by its name."""
         if name in self._counted.get(worker, ()):
             return "counted"
-        return "waits" if self.keeps(worker, name) else "unknown"
-
-    def keeps(self, worker: bytes, name: Name) -> bool:
-        """Whether this update is here and waits: its worker need not send it again."""
-        return name in self._waiting.get(worker, ())
+        return "kept" if name in self._waiting.get(worker, ()) else "unknown"
 
     def told(self, worker: bytes, repeated: Collection[Name]) -> None:
         """The worker has these attempts only, to report or at work: it has been told of all others that are committed
@@ -249,10 +246,6 @@ class ServerCore:
         counted = self._counted.get(worker, {})
         self._counted[worker] = {name: None for name in counted if name in repeated}
         self.leases.note_outdated(worker, [name for name in self.leases.outdated(worker) if name in repeated])
-
-    def is_counted(self, worker: bytes, name: Name) -> bool:
-        """Whether this update is committed, and its worker may not know."""
-        return name in self._counted.get(worker, ())
 
     def fail(self, worker: bytes, task: int, attempt: int, reason: str) -> ReportAnswer:
         """The user's function raised at this worker."""

@@ -48,30 +48,24 @@ class HeldLease(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Computed(msgspec.Struct, frozen=True, array_like=True):
-    """The update of a task, computed from the values of `version`. With a `failure`, its `push` raised. `is_short`: the
-    updates, and the work of the task, are left out, because the server has them (`Told.keeps`)."""
+    """The update of a task, computed from the values of `version`. With a `failure`, its `push` raised."""
 
     held: HeldLease
     version: Count
     updates: Annotated[list[tuple[EncodedKey, bytes]], Meta(max_length=MAX_KEYS)] = []
     failure: str = ""
-    is_short: bool = False
 
     @property
     def name(self) -> tuple[int, int]:
         """Task and attempt."""
         return self.held.task, self.held.attempt
 
-    def short(self) -> Computed:
-        """The report of an update that the server has."""
-        held = msgspec.structs.replace(self.held, work=[])
-        return msgspec.structs.replace(self, held=held, updates=[], is_short=True)
-
 
 class Poll(msgspec.Struct, frozen=True, array_like=True, tag="poll"):
     """A worker reports, and asks for a task if it `wants` one. A standby server only asks. `settings`: what it was
     started with, which must be equal everywhere; `run` counts the starts of the program. `made`: the highest version
-    of which it was told that the values have it (`Told.made`); 0 for a worker that begins anew."""
+    of which it was told that the values have it (`Told.made`); 0 for a worker that begins anew. `kept`: reports that
+    the server of this epoch has, by task and attempt."""
 
     run: Count
     epoch: Count
@@ -82,6 +76,7 @@ class Poll(msgspec.Struct, frozen=True, array_like=True, tag="poll"):
     is_standby: bool = False
     leaves: bool = False
     made: Count = 0
+    kept: Annotated[list[tuple[Count, Count]], Meta(max_length=MAX_REPORTS)] = []
 
 
 class TaskGiven(msgspec.Struct, frozen=True, array_like=True):
@@ -95,9 +90,8 @@ class TaskGiven(msgspec.Struct, frozen=True, array_like=True):
 
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     """The answer of the server. `server`: another one serves, or nobody yet. `outcomes` are those of the reports, by
-    task and attempt. `failure`: the run ended by an error. `workers`: how many live. `keeps`: updates that wait and
-    need not be sent again to this server, in this epoch. `made`: the version that the values have, and `version` the
-    one that they are changed to. `lost`, of a run that ended: as in `ServerRecord`."""
+    task and attempt. `failure`: the run ended by an error. `workers`: how many live. `made`: the version that the
+    values have, and `version` the one that they are changed to. `lost`, of a run that ended: as in `ServerRecord`."""
 
     epoch: Count
     server: bytes
@@ -109,7 +103,6 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     failure: Failure | None = None
     refused: str = ""
     workers: Count = 0
-    keeps: list[tuple[int, int]] = []
     made: Count = 0
     lost: Count = 0
 

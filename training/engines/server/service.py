@@ -31,7 +31,7 @@ from p2pnode.training.engines.server.core import (
     encode_record,
 )
 from p2pnode.training.engines.server.host import ScriptAsked, ScriptHost
-from p2pnode.training.engines.server.messages import Computed, HeldLease, Poll, TaskGiven, Told
+from p2pnode.training.engines.server.messages import HeldLease, Poll, TaskGiven, Told
 from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import RunFailed, ServerContext, ServerVerbs, raise_end
 from p2pnode.training.engines.server.takeover import Takeover
@@ -54,6 +54,8 @@ STAY_S = 5.0
 #: An owner of keys that does not answer is tried again for so long: its backup takes over meanwhile.
 STORE_S = 60.0
 STORE_PAUSE_S = 0.2
+#: Outcomes of reports that are not committed yet.
+OPEN: tuple[Outcome, ...] = ("waits", "kept")
 
 
 @dataclass(slots=True)
@@ -67,25 +69,20 @@ class ParkedPoll:
 
     def has_news(self, core: ServerCore, worker: bytes) -> bool:
         """Whether it can be answered without a task."""
-        return not self.poll.wants or any(
-            outcome != "waits" or core.is_counted(worker, (task, attempt)) for task, attempt, outcome in self.outcomes
-        )
+        return not self.poll.wants or any(outcome not in OPEN for *_, outcome in self.fates(core, worker))
 
     def names(self, lease: LeasedTask[Work]) -> bool:
         """Whether the worker says that it is at work on this task."""
         held = self.poll.holds
         return held is not None and (held.task, held.attempt) == (lease.task, lease.attempt)
 
-    def fates(self, core: ServerCore, worker: bytes) -> tuple[list[tuple[int, int, Outcome]], list[Name]]:
-        """What has become of its reports by now, and which of them need not be sent whole again."""
-        outcomes: list[tuple[int, int, Outcome]] = []
-        keeps: list[Name] = []
+    def fates(self, core: ServerCore, worker: bytes) -> list[tuple[int, int, Outcome]]:
+        """What has become of its reports by now."""
+        found: list[tuple[int, int, Outcome]] = []
         for task, attempt, outcome in self.outcomes:
-            is_counted = outcome == "waits" and core.is_counted(worker, (task, attempt))
-            outcomes.append((task, attempt, "counted" if is_counted else outcome))
-            if outcome == "waits" and core.keeps(worker, (task, attempt)):
-                keeps.append((task, attempt))
-        return outcomes, keeps
+            now = core.repeated(worker, (task, attempt)) if outcome in OPEN else outcome
+            found.append((task, attempt, outcome if now == "unknown" else now))
+        return found
 
 
 class Serving:
@@ -243,7 +240,7 @@ class Serving:
     async def _hear(self, asked: ScriptAsked) -> None:
         try:
             poll = messages.decode_poll(asked.payload)
-            contributions = [messages.contribution_of(one, asked.sender) for one in whole_reports(poll)]
+            contributions = [messages.contribution_of(one, asked.sender) for one in poll.reports if not one.failure]
         except (messages.BadPoll, BadValue) as error:
             await asked.answer(messages.encode(self._told(None, refused=str(error))))
             return
@@ -259,7 +256,7 @@ class Serving:
         now = self._host.clock()
         self._heard[asked.sender] = now
         await self._replace_parked(asked.sender)
-        if unknown := unknown_reports(self.core, asked.sender, poll, is_settled=self._is_settled):
+        if unknown := self._unknown(asked.sender, poll):
             parked = ParkedPoll(asked, poll, [(*name, "unknown") for name in unknown], now)
             await asked.answer(messages.encode(self._told(parked)))
             return
@@ -276,6 +273,11 @@ class Serving:
         if parked is not None:
             await parked.asked.answer(messages.encode(self._told(parked)))
 
+    def _unknown(self, worker: bytes, poll: Poll) -> list[Name]:
+        """The reports that came by name and are not here: of another epoch, or of a worker that counted as gone."""
+        is_other = poll.epoch != self.core.epoch or not self._is_settled
+        return [name for name in poll.kept if is_other or self.core.repeated(worker, name) == "unknown"]
+
     def _refusal(self, poll: Poll) -> str:
         if poll.run != self.core.run:
             return f"start number {self.core.run} of the program is under way here, not number {poll.run}"
@@ -290,15 +292,13 @@ class Serving:
         core = self.core
         core.join(worker)
         self._has_enough = self._has_enough or len(core.workers) >= self._options.min_workers
-        mine = [one.held for one in poll.reports if not one.is_short]
-        for held in [*mine, *([] if poll.holds is None else [poll.holds])]:
+        for held in [*(one.held for one in poll.reports), *([] if poll.holds is None else [poll.holds])]:
             if held.holds:
                 core.claim(messages.lease_of(held, worker, now), now)
         found: dict[Name, Outcome] = {one.name: core.report(one, now) for one in contributions}
+        found |= {name: core.repeated(worker, name) for name in poll.kept}
         for computed in poll.reports:
-            if computed.is_short:
-                found[computed.name] = core.repeated(worker, computed.name)
-            elif computed.failure:
+            if computed.failure:
                 core.fail(worker, computed.held.task, computed.held.attempt, computed.failure)
                 found[computed.name] = "failed"
         core.told(worker, [*found, *([] if poll.holds is None else [(poll.holds.task, poll.holds.attempt)])])
@@ -431,7 +431,6 @@ class Serving:
         values: dict[Key, bytes] | None = None,
         refused: str = "",
     ) -> Told:
-        outcomes, keeps = ([], []) if parked is None else parked.fates(self.core, worker)
         given = None
         if task is not None:
             sent = [(key, (values or {}).get(decode_key(key)) if own is None else own) for key, own in task.work]
@@ -441,13 +440,12 @@ class Serving:
             server=self.core.server,
             version=self.core.version,
             lease_s=self.core.leases.lease_s,
-            outcomes=outcomes,
+            outcomes=[] if parked is None else parked.fates(self.core, worker),
             task=given,
             ended=self._ended,
             failure=self._failure,
             refused=refused,
             workers=len(self.core.workers),
-            keeps=keeps,
             made=self.core.made if self._is_settled else self._before.version,
             lost=self.core.lost if self._ended else 0,
         )
@@ -477,15 +475,3 @@ class Serving:
             else:
                 for gone in (await host.members(list(missing))).gone:
                     missing.pop(gone, None)
-
-
-def whole_reports(poll: Poll) -> list[Computed]:
-    """The reports that bring updates."""
-    return [one for one in poll.reports if not (one.failure or one.is_short)]
-
-
-def unknown_reports(core: ServerCore, worker: bytes, poll: Poll, *, is_settled: bool) -> list[Name]:
-    """The reports without their updates that are not here: of another epoch, or of a worker that counted as gone."""
-    is_other = poll.epoch != core.epoch or not is_settled
-    short = [one.name for one in poll.reports if one.is_short]
-    return [name for name in short if is_other or core.repeated(worker, name) == "unknown"]

@@ -52,8 +52,8 @@ class _Worker:
         self._made = 0
         self._tried: dict[bytes, None] = {}
         self._reports: dict[tuple[int, int], Computed] = {}
-        #: Reports that the server has, and its epoch: repeated without their updates.
-        self._kept: dict[tuple[int, int], int] = {}
+        #: Reports that the server of an epoch has: repeated by name.
+        self._kept: tuple[int, list[tuple[int, int]]] = 0, []
         self._leased_until: dict[tuple[int, int], float] = {}
         self._completed = 0
         self._workers = 0
@@ -77,20 +77,21 @@ class _Worker:
 
     def _note(self, told: Told) -> None:
         self._workers = told.workers
-        self._kept = dict.fromkeys(told.keeps, told.epoch)
+        self._kept = told.epoch, [(task, attempt) for task, attempt, outcome in told.outcomes if outcome == "kept"]
         for task, attempt, outcome in told.outcomes:
-            if outcome not in ("waits", "unknown"):
+            if outcome not in ("waits", "kept", "unknown"):
                 self._reports.pop((task, attempt), None)
                 self._leased_until.pop((task, attempt), None)
             self._completed += outcome == "counted"
 
     def _poll(self, holds: HeldLease | None = None) -> Poll:
-        reports = [self._as_of_now(one) for one in self._reports.values()]
-        return Poll(self._run, self._epoch, self._settings, holds is None, reports, holds, made=self._made)
+        epoch, kept = self._kept
+        if not self._server or epoch != self._epoch:
+            kept = []
+        reports = [self._as_of_now(one) for name, one in self._reports.items() if name not in kept]
+        return Poll(self._run, self._epoch, self._settings, holds is None, reports, holds, made=self._made, kept=kept)
 
     def _as_of_now(self, computed: Computed) -> Computed:
-        if self._server and self._kept.get(computed.name) == self._epoch:
-            computed = computed.short()
         if self._host.clock() < self._leased_until.get(computed.name, 0.0):
             return computed
         return msgspec.structs.replace(computed, held=msgspec.structs.replace(computed.held, holds=False))

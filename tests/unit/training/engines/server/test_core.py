@@ -61,12 +61,11 @@ def test_an_update_that_waits_need_not_be_sent_again():
     leases = give(core)
     assert core.repeated(A, done(leases[A]).name) == "unknown"
     assert core.report(done(leases[A]), 1.0) == "waits"
-    assert core.keeps(A, done(leases[A]).name)
-    assert core.repeated(A, done(leases[A]).name) == "waits"
+    assert core.repeated(A, done(leases[A]).name) == "kept"
     assert core.repeated(B, done(leases[A]).name) == "unknown"
     core.report(done(leases[B]), 1.0)
     assert commit_all(core) == [[A, B]]
-    assert (core.repeated(A, done(leases[A]).name), core.keeps(A, done(leases[A]).name)) == ("counted", False)
+    assert core.repeated(A, done(leases[A]).name) == "counted"
     core.leave(A)
     assert core.repeated(A, done(leases[A]).name) == "unknown"
 
@@ -77,7 +76,7 @@ def test_an_update_beyond_the_quota_is_not_kept():
     leases = give(core)
     assert core.report(done(leases[A]), 1.0) == "waits"
     assert core.report(done(leases[B]), 1.0) == "waits"
-    assert [core.keeps(one, done(leases[one]).name) for one in (A, B)] == [True, False]
+    assert [core.repeated(one, done(leases[one]).name) for one in (A, B)] == ["kept", "unknown"]
 
 
 def test_what_a_worker_does_not_repeat_it_knows():
@@ -87,9 +86,9 @@ def test_what_a_worker_does_not_repeat_it_knows():
     core.report(done(lease), 1.0)
     commit_all(core)
     core.told(A, [(lease.task, 1)])
-    assert core.is_counted(A, (lease.task, 1))
+    assert core.repeated(A, (lease.task, 1)) == "counted"
     core.told(A, [])
-    assert not core.is_counted(A, (lease.task, 1))
+    assert core.repeated(A, (lease.task, 1)) != "counted"
 
 
 def test_bsp_commits_a_step_when_all_have_completed_it():

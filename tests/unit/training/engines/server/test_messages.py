@@ -33,19 +33,6 @@ def test_a_report_comes_back_as_it_was():
     assert held_by(lease_of(held, b"me", 1.0)) == held
 
 
-def test_a_short_report_names_the_update_alone():
-    """Task, attempt, step and version stay; updates and work are left out. An earlier version reads the rest."""
-    held = HeldLease(7, 2, 5, [(b"sw", b"\x01" * 1000)])
-    whole = Computed(held, 9, [(b"sw", b"\x01" * 1000)])
-    short = decode_poll(encode(Poll(1, 3, "{}", True, [whole.short()]))).reports[0]
-    assert (short.name, short.held.step, short.version, short.is_short) == ((7, 2), 5, 9, True)
-    assert (short.held.work, short.updates) == ([], [])
-    assert len(encode(Poll(1, 3, "{}", True, [short]))) < 40
-    fields = msgspec.msgpack.decode(encode(Poll(1, 3, "{}", True, [whole])))
-    fields[5] = [one[:-1] for one in fields[5]]
-    assert decode_poll(msgspec.msgpack.encode(fields)).reports == [whole]
-
-
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02\x03", encode(Told(1, b""))])
 def test_other_bytes_are_refused(data):
     """What is no poll is a `BadPoll`."""

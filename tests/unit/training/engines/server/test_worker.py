@@ -132,28 +132,22 @@ def test_a_report_is_repeated_only_while_its_end_is_open(outcome: Any, is_repeat
 
 def test_an_update_that_the_server_keeps_is_not_sent_again_to_it() -> None:
     """In another epoch it is: that server has not got it."""
-    keeps = [(1, 1)]
-    host = Host(
-        told(task=task(1)), told(outcomes=[(1, 1, "waits")], keeps=keeps), told(keeps=keeps), told(epoch=5), told()
-    )
+    kept = told(outcomes=[(1, 1, "kept")])
+    host = Host(told(task=task(1)), kept, kept, told(epoch=5), told())
     work(host)
-    assert [[one.is_short for one in poll.reports] for _, poll in host.polls[:5]] == [
-        [],
-        [False],
-        [True],
-        [True],
-        [False],
-    ]
+    sent = [([one.name for one in poll.reports], poll.kept) for _, poll in host.polls[:5]]
+    assert sent == [([], []), ([(1, 1)], []), ([], [(1, 1)]), ([], [(1, 1)]), ([(1, 1)], [])]
 
 
 def test_an_update_that_a_former_server_keeps_is_sent_whole_to_the_next() -> None:
     """Also where the worker learns of it by a renewal, which is no answer to its reports."""
-    host = Host(told(task=task(1)), told(outcomes=[(1, 1, "waits")], keeps=[(1, 1)], task=task(2)), told(epoch=5))
+    host = Host(told(task=task(1)), told(outcomes=[(1, 1, "kept")], task=task(2)), told(epoch=5))
     host.push_s = 1.5
     host.tells = [None, told(epoch=5)]
     work(host)
-    polls = [(poll.holds is not None, [one.is_short for one in poll.reports]) for _, poll in host.polls]
-    assert polls[:5] == [(False, []), (True, []), (False, [False]), (True, [True]), (False, [False, False])]
+    first, second = (1, 1), (2, 1)
+    sent = [([one.name for one in poll.reports], poll.kept) for _, poll in host.polls[:5]]
+    assert sent == [([], []), ([], []), ([first], []), ([], [first]), ([first, second], [])]
 
 
 def test_a_lease_that_has_ended_by_the_workers_clock_is_told() -> None:
