@@ -15,8 +15,7 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.bootstrap import hello
 from p2pnode.overlay.bootstrap.dialer import Dialer, NotThisSwarm, OnlyItself
 from p2pnode.overlay.bootstrap.joining import Joining
-from p2pnode.overlay.bootstrap.lan_discovery import LanDiscovery
-from p2pnode.overlay.bootstrap.local_network import Announcement, Lan, LocalNetwork
+from p2pnode.overlay.bootstrap.lan import LanDiscovery, ZeroconfLan
 from p2pnode.overlay.bootstrap.peer_store import PeerStore
 from p2pnode.overlay.bootstrap.resolver import advertised_address
 from p2pnode.overlay.capacity_store import CapacityStore
@@ -67,7 +66,7 @@ class Overlay:
         transport: Transport,
         environment: Environment,
         gateway: Gateway | None = None,
-        lan: Lan | None = None,
+        lan: ZeroconfLan | None = None,
     ) -> None:
         """`gateway` maps a port in the router, `lan` announces the node in the local network; None: without."""
         node, swarm, clock, rng = settings.node, settings.swarm, environment.clock, environment.entropy.random
@@ -107,11 +106,10 @@ class Overlay:
         self._capacity_store = CapacityStore(local.line, environment)
         self._port_mapper = None if gateway is None else PortMapper(local, gateway, environment)
         dialer = Dialer(local, transport, context, environment, on_duplicate_identity=membership.on_own_id_proven)
-        network = LocalNetwork(Announcement(swarm.run, local.node_id, address.port, joined=False))
-        self._joining = Joining(local, dialer, PeerStore(environment), network, membership, lookups, environment)
+        self._lan = LanDiscovery(local, lan, self._log)
+        self._joining = Joining(local, dialer, PeerStore(environment), self._lan, membership, lookups, environment)
         self._joining.on_arrival(self._try_line)
         self._joining.on_arrival(self._reachability.check_now)
-        self._lan = LanDiscovery(local, lan, network, self._joining, self._log)
         local.on_change(self._on_local_change)
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -145,7 +143,7 @@ class Overlay:
 
     async def join_local(self) -> bool:
         """Join through an announced node of the local network; False if this node should found the swarm."""
-        return await self._lan.join()
+        return await self._lan.join(self._joining)
 
     def found(self, genesis: bytes) -> None:
         """Found the swarm with this genesis (16 bytes), or open it again."""

@@ -35,7 +35,7 @@ from p2pnode.lifecycle.node import Node
 from p2pnode.log_file import BoundedLog
 from p2pnode.overlay.addresses import Address, is_loopback
 from p2pnode.overlay.background_output import BackgroundOutput, descriptor_writer
-from p2pnode.overlay.bootstrap import mdns
+from p2pnode.overlay.bootstrap import lan
 from p2pnode.overlay.environment import Disk, Entropy, Environment
 from p2pnode.overlay.identity import UnreadableIdentity, load_identity
 from p2pnode.overlay.ids import short
@@ -92,7 +92,7 @@ def run(
     folder = config.state_folder
     if config.node.nat == "auto" and not upnp.is_installed():
         raise package_missing('node.nat = "auto"', "async-upnp-client", "nat")
-    if config.swarm.discover == "lan" and not mdns.is_installed():
+    if config.swarm.discover == "lan" and not lan.is_installed():
         raise package_missing('swarm.discover = "lan"', "zeroconf", "lan")
     tracker = parse_tracker(config.training.tracker)
     if tracker is not None and not _is_installed(PACKAGES.get(tracker.kind, "csv")):
@@ -182,7 +182,7 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
         available_memory=available_memory_bytes,
         private_memory=private_bytes,
         gateway=_gateway(config, entropy),
-        lan=mdns.ZeroconfLan() if config.swarm.discover == "lan" else None,
+        lan=lan.ZeroconfLan() if config.swarm.discover == "lan" else None,
         given=start.given,
         reopens=start.reopens,
         make_store=lambda: _open_store(config, folder, machine),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Sequence
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.bootstrap.dialer import Dialer, NotThisSwarm, OnlyItself
 from p2pnode.overlay.bootstrap.hello import HelloResult
-from p2pnode.overlay.bootstrap.local_network import LocalNetwork
+from p2pnode.overlay.bootstrap.lan import LanDiscovery
 from p2pnode.overlay.bootstrap.peer_store import PeerStore
 from p2pnode.overlay.discovery.lookup_service import LookupService
 from p2pnode.overlay.environment import Environment
@@ -38,7 +38,7 @@ class Joining:
         local: LocalNode,
         dialer: Dialer,
         peer_store: PeerStore,
-        local_network: LocalNetwork,
+        lan: LanDiscovery,
         membership: Membership,
         lookups: LookupService,
         environment: Environment,
@@ -46,7 +46,7 @@ class Joining:
         self._local = local
         self._dialer = dialer
         self._peer_store = peer_store
-        self._local_network = local_network
+        self._lan = lan
         self._membership = membership
         self._members = membership.members
         self._lookups = lookups
@@ -78,7 +78,7 @@ class Joining:
     def known_addresses(self) -> list[Address]:
         """Remembered addresses, and those discovered in the local network, without the own one."""
         own = self._local.address
-        discovered = self._local_network.addresses()
+        discovered = self._lan.addresses()
         self._rng.shuffle(discovered)  # forged ones may outnumber those dialled in one round
         return [address for address in dict.fromkeys([*self.remembered(), *discovered]) if address != own]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2pnode.config.directory_record import Given
-from p2pnode.overlay.bootstrap.local_network import Lan
+from p2pnode.overlay.bootstrap.lan import ZeroconfLan
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.nat.port_mapping import Gateway
 from p2pnode.overlay.transport import Transport
@@ -39,7 +39,7 @@ class NodeEnvironment(Environment):
     #: The router, if it is to be asked for a port mapping.
     gateway: Gateway | None = None
     #: Announcements in the local network, if they are enabled.
-    lan: Lan | None = None
+    lan: ZeroconfLan | None = None
     #: The settings chosen for this start, which the state directory keeps once the node is in its swarm.
     given: Mapping[str, Given] = field(default_factory=dict)
     #: The store of a master, not opened yet.

@@ -16,9 +16,17 @@ from typing import Any
 import pytest
 
 from p2pnode.overlay.addresses import Address
-from p2pnode.overlay.bootstrap.local_network import SERVICE, Announcement, LocalNetwork
-from p2pnode.overlay.bootstrap.mdns import OnAnnouncement, ZeroconfLan, is_installed
+from p2pnode.overlay.bootstrap.lan import (
+    SERVICE,
+    Announcement,
+    LanDiscovery,
+    OnAnnouncement,
+    ZeroconfLan,
+    is_installed,
+)
 from p2pnode.overlay.kademlia.messages import PROTOCOL_VERSION
+from p2pnode.overlay.local_node import LocalNode
+from tests.harness.environment.simulated import ListLog
 from tests.harness.project.repository import ROOT
 from tests.process.harness.sockets import Run, run
 
@@ -90,6 +98,12 @@ def announcement(run_name: str, byte: int, port: int) -> Announcement:
     )
 
 
+def discovery(own: Announcement) -> LanDiscovery:
+    made = LanDiscovery(LocalNode(own.node_id, 1, 1, own.run, Address(LOCAL, own.port)), None, ListLog([]))
+    assert made.own == own
+    return made
+
+
 @contextlib.asynccontextmanager
 async def announcing(*places: tuple[Announcement, OnAnnouncement]) -> AsyncIterator[list[ZeroconfLan]]:
     """A `ZeroconfLan` for each, stopped in any case: uvloop may wait without end for the sockets of one that is not."""
@@ -109,8 +123,15 @@ def test_neighbours_hear_each_other(run: Run, multicast: None) -> None:
 
     async def main() -> None:
         given = (("one", 1, 9001), ("one", 2, 9002), ("two", 3, 9003))
-        places = [LocalNetwork(announcement(*each)) for each in given]
-        async with announcing(*((place.own, place.on_announcement) for place in places)) as lans:
+        places = [discovery(announcement(*each)) for each in given]
+        heard: list[str] = []
+
+        def first_hears(name: str, properties: Mapping[str, str], hosts: Iterable[str], port: int) -> None:
+            heard.append(properties.get("run", ""))
+            places[0].on_announcement(name, properties, hosts, port)
+
+        hearers = [first_hears, *(place.on_announcement for place in places[1:])]
+        async with announcing(*zip((place.own for place in places), hearers, strict=True)) as lans:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as says:
                 says.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(LOCAL))
                 for packet in junk():
@@ -118,7 +139,7 @@ def test_neighbours_hear_each_other(run: Run, multicast: None) -> None:
             first, second, other = places
             await until(lambda: first.addresses() == [Address(LOCAL, 9002)], "the first sees the second")
             await until(lambda: second.addresses() == [Address(LOCAL, 9001)], "the second sees the first")
-            await until(lambda: first.ignored >= 1, "the other run's was heard, and ignored")
+            await until(lambda: other.own.run in heard, "the other run's was heard")
             assert other.addresses() == []
             assert (first.should_found(), second.should_found()) == (True, False)
             first.own = first.own._replace(joined=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from p2pnode.overlay.bootstrap.local_network import Announcement
+from p2pnode.overlay.bootstrap.lan import Announcement
 from p2pnode.overlay.kademlia.messages import PROTOCOL_VERSION
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.swarm import Swarm

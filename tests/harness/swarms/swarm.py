@@ -20,7 +20,6 @@ import numpy as np
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
-from p2pnode.overlay.bootstrap.local_network import Lan
 from p2pnode.training.dispatch.dataset import LocalDataset
 from p2pnode.training.dispatch.store import Store
 from p2pnode.training.trainer_link.interface import Vector
@@ -72,7 +71,7 @@ class Swarm:
         self._make_trainer = make_trainer
         #: Where the trainers' own states are said to be; None: trainers save nothing.
         self.state_path: Path | None = None
-        self.make_lan: Callable[[str], Lan | None] = lambda _address: None
+        self.make_lan: Callable[[str], Any] = lambda _address: None
         #: The store of a master on this host, and the record files of every machine.
         self.make_store: Callable[[str], Store] = lambda _name: MemoryStore()
         self.read_dataset: Callable[[str], LocalDataset] | None = None

@@ -12,7 +12,7 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.bootstrap.dialer import NotThisSwarm
 from p2pnode.overlay.bootstrap.hello import HelloResult
 from p2pnode.overlay.bootstrap.joining import HEAL_INTERVAL_S, JOIN_LOOKUP_TIMEOUT_S, RECONNECT_INTERVAL_S, Joining
-from p2pnode.overlay.bootstrap.local_network import Announcement, LocalNetwork
+from p2pnode.overlay.bootstrap.lan import Announcement, LanDiscovery
 from p2pnode.overlay.bootstrap.peer_store import PeerStore
 from p2pnode.overlay.local_node import LocalNode
 from p2pnode.overlay.peer_table import PeerTable
@@ -82,7 +82,7 @@ class World:
         self.scripted: Any = Scripted(self.peers)
         self.local = LocalNode(OWN, 1, 1, "tests", HERE)
         self.store = PeerStore(environment)
-        self.network = LocalNetwork(Announcement("tests", OWN, HERE.port, joined=False))
+        self.network = LanDiscovery(self.local, None, environment.log)
         self.joining = Joining(
             self.local, self.scripted, self.store, self.network, self.scripted, self.scripted, environment
         )

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2pnode.overlay.bootstrap import mdns
-from p2pnode.overlay.bootstrap.local_network import SERVICE, Announcement
-from p2pnode.overlay.bootstrap.mdns import MAX_CONCURRENT_QUERIES, ZeroconfLan
+from p2pnode.overlay.bootstrap.lan import DETAILS_MS, MAX_CONCURRENT_QUERIES, SERVICE, Announcement, ZeroconfLan
 from p2pnode.overlay.ids import ID_BYTES
 from tests.harness.environment.virtual_loop import run
 
@@ -35,7 +33,7 @@ class Info:
         self.decoded_properties: dict[str, str | None] = {"v": "1", "flag": None}
 
     async def async_request(self, _zeroconf: object, timeout_ms: int) -> bool:
-        assert timeout_ms == mdns.DETAILS_MS
+        assert timeout_ms == DETAILS_MS
         Info.asked.append(self.name)
         await asyncio.sleep(Info.waits_s)
         if self.name == "malformed":
