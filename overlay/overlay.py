@@ -7,23 +7,20 @@ message but `hello` carries the tag of one genesis. A node that has not entered 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.bootstrap import hello
-from p2pnode.overlay.bootstrap.dialer import Dialer, NotThisSwarm, OnlyItself
+from p2pnode.overlay.bootstrap.dialer import Dialer, NotThisSwarm, OnlyItself, advertised_address
 from p2pnode.overlay.bootstrap.joining import Joining
 from p2pnode.overlay.bootstrap.lan import LanDiscovery, ZeroconfLan
 from p2pnode.overlay.bootstrap.peer_store import PeerStore
-from p2pnode.overlay.bootstrap.resolver import advertised_address
 from p2pnode.overlay.capacity_store import CapacityStore
 from p2pnode.overlay.discovery.candidates import Candidates
 from p2pnode.overlay.discovery.crawler import Crawler
 from p2pnode.overlay.discovery.lookup_service import LookupService
 from p2pnode.overlay.discovery.peer_sampling import PeerSampler
-from p2pnode.overlay.discovery.population import Population
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.identity import Identity
 from p2pnode.overlay.ids import short
@@ -39,13 +36,12 @@ from p2pnode.overlay.membership.responder import Responder
 from p2pnode.overlay.membership.service import Membership
 from p2pnode.overlay.nat.port_mapping import Gateway, PortMapper
 from p2pnode.overlay.nat.reachability import Reachability
-from p2pnode.overlay.peer_table import PeerTable
 from p2pnode.overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange
 from p2pnode.overlay.report import OverlayReport, PortMappingReport, ReachabilityReport
-from p2pnode.overlay.requests import Handler, RequestService
+from p2pnode.overlay.requests import RequestService
 from p2pnode.overlay.settings import OverlaySettings
 from p2pnode.overlay.supervision import supervised
-from p2pnode.overlay.transport import Body, ReceivedResponse, Request, Response, Transport
+from p2pnode.overlay.transport import Request, Response, Transport
 
 __all__ = ["NotThisSwarm", "OnlyItself", "Overlay", "PeerChange"]
 
@@ -91,7 +87,7 @@ class Overlay:
         self._responder = Responder(membership, protocol)
         self._prober = Prober(membership, protocol, environment)
         self._lookups = lookups = LookupService(local, protocol, members, settings, clock)
-        self._sampler = PeerSampler(local, settings.k, membership, lookups, environment)
+        self._sampler = sampler = PeerSampler(local, settings.k, membership, lookups, environment)
         self._candidates = Candidates(local, settings.k, membership, lookups, self._sampler, clock)
         self._crawler = Crawler(local, settings.k, membership, lookups, self._sampler, self._candidates, environment)
         self._requests = RequestService(local, transport, membership, clock)
@@ -111,6 +107,21 @@ class Overlay:
         self._joining.on_arrival(self._try_line)
         self._joining.on_arrival(self._reachability.check_now)
         local.on_change(self._on_local_change)
+        # What others call of the services, as it is there.
+        self.announce, self.set_willing = local.announce, local.set_willing
+        self.peers = members.peers
+        self.contact = members.contact
+        self.is_gone, self.is_suspect = self._detector.is_gone, self._detector.is_suspect
+        self.watch = self._detector.watch
+        self.suspect, self.on_change = membership.request_probe, membership.on_change
+        self.ping, self.query_steps = membership.ping, membership.query_steps
+        self.takes_streams = membership.is_reachable
+        self.lookup = lookups.find
+        self.population, self.workers, self.sample = sampler.population, sampler.workers, sampler.sample
+        self.all_members = self._crawler.all_members
+        self.candidates, self.candidates_of_all = self._candidates.of, self._candidates.of_all
+        self.capacity = self._candidates.capacity
+        self.register, self.request = self._requests.register, self._requests.request
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -230,21 +241,6 @@ class Overlay:
     def heartbeat(self) -> Heartbeat:
         return self.local.heartbeat
 
-    def announce(
-        self,
-        *,
-        activity: Activity | None = None,
-        step: int | None = None,
-        step_seconds: float | None = None,
-        samples: int | None = None,
-    ) -> None:
-        """Change the heartbeat; every later message carries it."""
-        self.local.announce(activity=activity, step=step, step_seconds=step_seconds, samples=samples)
-
-    def set_willing(self, willing: bool) -> None:
-        """Whether the upper layers are ready to own. Only a node that is willing *and* reachable is eligible."""
-        self.local.set_willing(willing)
-
     def _on_local_change(self, change: LocalChange) -> None:
         self._protocol.set_heartbeat(self.local.heartbeat, self.local.tag)
         if change in ("role", "address"):
@@ -254,10 +250,6 @@ class Overlay:
             self._reachability.check_now()
 
     # -- peers ---------------------------------------------------------------------------------------------------
-
-    @property
-    def peers(self) -> PeerTable:
-        return self._members.peers
 
     @property
     def attempts(self) -> dict[str, str]:
@@ -280,92 +272,14 @@ class Overlay:
         """All live peers known."""
         return list(self.peers)
 
-    def contact(self, node_id: bytes) -> Contact | None:
-        peer = self._members.peers.get(node_id)
-        return None if peer is None else peer.contact
-
     def is_alive(self, node_id: bytes) -> bool:
         """Known, and neither dead nor left; a suspected peer counts as alive."""
         return node_id in self.peers
-
-    def is_gone(self, node_id: bytes) -> bool:
-        """Known to be dead or to have left; an unknown node is neither gone nor alive."""
-        return self._detector.is_gone(node_id)
-
-    def is_suspect(self, node_id: bytes) -> bool:
-        return self._detector.is_suspect(node_id)
-
-    def suspect(self, node_id: bytes, reason: str) -> None:
-        """Have the failure detector probe this node now."""
-        self._membership.request_probe(node_id, reason)
-
-    def watch(self, node_ids: Iterable[bytes]) -> None:
-        """Have the failure detector probe these nodes in every round; replaces the previous list."""
-        self._detector.watch(node_ids)
-
-    def on_change(self, callback: Callable[[PeerChange], None]) -> None:
-        """Call `callback` synchronously with every change in the state of a peer."""
-        self._membership.on_change(callback)
-
-    async def ping(self, contact: Contact) -> Heartbeat | None:
-        """Ask one node for its heartbeat; None when it does not answer."""
-        return await self._membership.ping(contact)
-
-    async def query_steps(self, node_ids: Sequence[bytes]) -> None:
-        """Ask these nodes for their heartbeats at the same time; the answers update `peers`."""
-        await self._membership.query_steps(node_ids)
-
-    # -- the swarm -----------------------------------------------------------------------------------------------
-
-    async def lookup(self, target: bytes) -> list[Contact]:
-        """The k nodes closest to `target` that answered, closest first; this node included where it belongs."""
-        return await self._lookups.find(target)
-
-    def population(self) -> Population:
-        return self._sampler.population()
-
-    def workers(self) -> float:
-        """Estimated number of live nodes that train, this node included if it does; at least 1."""
-        return self._sampler.workers()
-
-    def sample(self, count: int, since: float = 0.0) -> list[Peer]:
-        """At most `count` live peers that count for barriers, uniform without replacement."""
-        return self._sampler.sample(count, since)
-
-    def all_members(self, since: float = 0.0) -> list[Peer]:
-        """All live peers known that count for barriers; in a large swarm each call keeps the crawl repeating for a
-        while."""
-        return self._crawler.all_members(since)
-
-    async def candidates(self, key: bytes) -> list[Contact]:
-        """The nodes that should own `key`, best first."""
-        return await self._candidates.of(key)
-
-    async def candidates_of_all(self, keys: Sequence[bytes]) -> list[list[Contact]]:
-        """`candidates` of several keys: each peer is looked up once."""
-        return await self._candidates.of_all(keys)
-
-    def capacity(self, node_id: bytes) -> int:
-        """The capacity class that a node, this one included, has announced; 0: none."""
-        return self._candidates.capacity(node_id)
 
     @property
     def line(self) -> MeasuredLine:
         """The measured rates of this node's line."""
         return self.local.line
-
-    # -- streams -------------------------------------------------------------------------------------------------
-
-    def register(self, name: str, handler: Handler, *, waits: bool = False) -> None:
-        """Serve requests of this name: `handler(contact, payload, body)`; `Response.head` is the payload of the
-        response. `waits`: it may wait for an answer of another node."""
-        self._requests.register(name, handler, waits=waits)
-
-    def request(
-        self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
-    ) -> AbstractAsyncContextManager[ReceivedResponse]:
-        """Send a request over a stream. Raises `TransportError`; a failure to connect causes a probe at once."""
-        return self._requests.request(to, name, payload, body, timeout_s=timeout_s)
 
     async def _answer_hello(self, incoming: Request) -> Response:
         return hello.answer_hello(
@@ -378,10 +292,6 @@ class Overlay:
     def may_own(self, peer: Peer) -> bool:
         """Whether a peer is eligible to own shards and its streams work."""
         return peer.eligible and self._membership.is_reachable(peer.node_id)
-
-    def takes_streams(self, node_id: bytes) -> bool:
-        """False for a peer behind a NAT, and for a while after streams to a node failed repeatedly."""
-        return self._membership.is_reachable(node_id)
 
     # -- report --------------------------------------------------------------------------------------------------
 

@@ -12,10 +12,12 @@ Dialling ends without success in one case only: every bootstrap answered, and no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from p2pnode.overlay.addresses import Address, is_loopback
+from p2pnode.overlay.addresses import Address, is_loopback, split_address, usable_host
 from p2pnode.overlay.bootstrap.advice import explained
 from p2pnode.overlay.bootstrap.hello import (
     DuplicateIdentityFound,
@@ -25,7 +27,6 @@ from p2pnode.overlay.bootstrap.hello import (
     OwnAddress,
     say_hello,
 )
-from p2pnode.overlay.bootstrap.resolver import RESOLVE_TIMEOUT_S, UNRESOLVED, Resolver, resolve
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.errors import OverlayError
 from p2pnode.overlay.local_node import LocalNode
@@ -42,6 +43,12 @@ ATTEMPT_DELAY_S = 0.25
 REMIND_S = 60.0
 #: Most remembered peers dialled in one round.
 MAX_REMEMBERED = 16
+
+#: Longest wait for a resolver.
+RESOLVE_TIMEOUT_S = 5.0
+UNRESOLVED = "cannot be resolved"
+#: All addresses of `host:port`. Raises `OSError`, `ValueError`.
+Resolver = Callable[[str], Awaitable[Sequence[Address]]]
 
 
 class NotThisSwarm(OverlayError):
@@ -261,3 +268,26 @@ def why_unreachable(bound: Address, address: Address) -> str:
             'node.host = "0.0.0.0"'
         )
     return ""
+
+
+async def resolve(text: str) -> list[Address]:
+    """All addresses of `host:port`. Raises `OSError`, `ValueError`."""
+    host, port = split_address(text)
+    try:
+        return [Address.checked(str(ipaddress.ip_address(host)), port)]
+    except ValueError:
+        pass
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(Address.checked(str(entry[4][0]), port) for entry in found))
+
+
+async def advertised_address(text: str) -> tuple[str, int] | None:
+    """The setting `node.advertise`, a name or an address, as (IP address, port or 0); None when it is empty."""
+    if not text:
+        return None
+    if usable_host(text) is not None:
+        return str(usable_host(text)), 0
+    has_port = text.rpartition(":")[2].isdigit()
+    address = (await resolve(text if has_port else f"{text}:1"))[0]
+    return address.host, address.port if has_port else 0

@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import statistics
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
+from p2pnode.overlay.addresses import group_of
 from p2pnode.overlay.environment import Clock
 from p2pnode.overlay.ids import ID_BYTES
-from p2pnode.overlay.kademlia.address_limit import AddressLimit
 from p2pnode.overlay.kademlia.calls import answer
 from p2pnode.overlay.kademlia.lookup import Lookup
 from p2pnode.overlay.kademlia.messages import FindNode, Nodes, Result, unpack_nodes
@@ -40,6 +41,31 @@ class Finished(NamedTuple):
     rounds: int
     queries: int
     seconds: float
+
+
+class AddressLimit:
+    """Admits the first few ids of each group of addresses (`overlay.addresses.group_of`), for one lookup: in an open
+    swarm one host cannot surround a key. The loopback is in no group: many nodes on one machine belong to one user."""
+
+    def __init__(self, most: int) -> None:
+        self.refused = 0
+        self._most = most
+        self._taken: Counter[str] = Counter()
+        self._seen: dict[bytes, bool] = {}
+
+    def admitted(self, contacts: list[Contact]) -> list[Contact]:
+        """The contacts within the limit, in their order; the same id gets the same answer. A limit of 0 admits all."""
+        return [contact for contact in contacts if self._admits(contact)] if self._most else contacts
+
+    def _admits(self, contact: Contact) -> bool:
+        seen = self._seen.get(contact.node_id)
+        if seen is None:
+            group = group_of(contact.address.host)
+            seen = not group or self._taken[group] < self._most
+            self._taken[group] += seen
+            self.refused += not seen
+            self._seen[contact.node_id] = seen
+        return seen
 
 
 class LookupService:

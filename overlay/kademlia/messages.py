@@ -2,7 +2,7 @@
 
 Kademlia's framing is kept. Byte 0 is 0 for a request and 1 for a response; bytes 1-20 are the message id. One
 MessagePack array follows: `[swarm tag, heartbeat, body, gossip]`. A request whose response must prove the id has a
-fifth element, true; the fifth element of that response is the proof (`overlay.kademlia.identity_proofs`). Bodies are
+fifth element, true; the fifth element of that response is the proof (`overlay.kademlia.protocol`). Bodies are
 tagged arrays, so the typed decoder is the table of remote procedures. A body that is not listed here does not decode,
 and the types bound nesting and sizes.
 

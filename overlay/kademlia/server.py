@@ -10,8 +10,7 @@ from kademlia.network import Server
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.identity import Identity
 from p2pnode.overlay.kademlia.calls import PROBE_TIMEOUT_S
-from p2pnode.overlay.kademlia.identity_proofs import IdentityProofs
-from p2pnode.overlay.kademlia.protocol import SwarmProtocol
+from p2pnode.overlay.kademlia.protocol import IdentityProofs, SwarmProtocol
 from p2pnode.overlay.settings import OverlaySettings
 from p2pnode.overlay.transport import Transport
 

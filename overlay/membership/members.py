@@ -136,7 +136,7 @@ class MemberList:
         return self.detector.stretch
 
     def is_doubtful(self, node_id: bytes) -> bool:
-        """See `overlay.kademlia.events.PeerView`."""
+        """See `overlay.kademlia.protocol.PeerView`."""
         return self.detector.is_suspect(node_id) or self.detector.is_gone(node_id)
 
     def all_known(self) -> bool:

@@ -117,7 +117,7 @@ class VerificationLimit:
 
 
 class Membership:
-    """The member list of one node at work. Implements `overlay.kademlia.events.ProtocolEvents`."""
+    """The member list of one node at work. Implements `overlay.kademlia.protocol.ProtocolEvents`."""
 
     def __init__(
         self,

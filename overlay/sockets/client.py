@@ -25,7 +25,7 @@ from p2pnode.overlay.sockets.framing import (
     write_body,
 )
 from p2pnode.overlay.sockets.http1 import HttpBody, NotOurHttp, ResponseHead
-from p2pnode.overlay.sockets.upload_meter import UploadMeter
+from p2pnode.overlay.sockets.line_meter import UploadMeter
 from p2pnode.overlay.transport import Body, ReceivedResponse, SizedBody, TransportError
 
 #: The head of a response that was taken as a whole.

@@ -19,7 +19,7 @@ from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
 from p2pnode.overlay.sealing.tickets import TicketVerifier
 from p2pnode.overlay.sealing.tls import Credentials, NotANodeCertificate, id_of_certificate
 from p2pnode.overlay.sockets.connection import Connection
-from p2pnode.overlay.sockets.upload_meter import UploadMeter
+from p2pnode.overlay.sockets.line_meter import UploadMeter
 from p2pnode.overlay.transport import TransportError
 
 #: Idle connections are closed after this, before the server does, so a request rarely meets a closed connection.

@@ -31,7 +31,7 @@ from p2pnode.overlay.sockets.framing import (
     write_body,
 )
 from p2pnode.overlay.sockets.http1 import HttpBody, NotOurHttp, RequestHead
-from p2pnode.overlay.sockets.upload_meter import UploadMeter
+from p2pnode.overlay.sockets.line_meter import UploadMeter
 from p2pnode.overlay.transport import (
     HANDLER_SILENCE_S,
     Request,

@@ -23,10 +23,9 @@ from p2pnode.doctor.check import DoctorCheck, error, info, ok, warning
 from p2pnode.keys.closed_swarm import open_closed_swarm
 from p2pnode.overlay.addresses import Address, is_loopback
 from p2pnode.overlay.bootstrap.advice import what_to_do
-from p2pnode.overlay.bootstrap.dialer import HELLO_TIMEOUT_S, NotThisSwarm, why_unreachable
+from p2pnode.overlay.bootstrap.dialer import HELLO_TIMEOUT_S, RESOLVE_TIMEOUT_S, NotThisSwarm, resolve, why_unreachable
 from p2pnode.overlay.bootstrap.hello import HelloContext, HelloRejected, say_hello
 from p2pnode.overlay.bootstrap.peer_store import PeerStore
-from p2pnode.overlay.bootstrap.resolver import RESOLVE_TIMEOUT_S, resolve
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.errors import OverlayError
 from p2pnode.overlay.identity import load_identity

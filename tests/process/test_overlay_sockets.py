@@ -17,7 +17,7 @@ import pytest
 import uvloop
 
 from p2pnode.overlay.addresses import Address
-from p2pnode.overlay.bootstrap.resolver import resolve
+from p2pnode.overlay.bootstrap.dialer import resolve
 from p2pnode.overlay.identity import load_identity, next_incarnation
 from p2pnode.overlay.kademlia import messages
 from p2pnode.overlay.overlay import Overlay

@@ -16,7 +16,7 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.identity import identity_from_seed
 from p2pnode.overlay.ids import random_id
 from p2pnode.overlay.kademlia import messages
-from p2pnode.overlay.kademlia.identity_proofs import IdentityProofs
+from p2pnode.overlay.kademlia.protocol import IdentityProofs
 from p2pnode.overlay.kademlia.routing_table import ContactTable
 from p2pnode.overlay.peers import Contact, Heartbeat
 from p2pnode.overlay.transport import RequestRejected

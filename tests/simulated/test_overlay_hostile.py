@@ -15,7 +15,7 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.ids import random_id
 from p2pnode.overlay.kademlia import messages
 from p2pnode.overlay.kademlia.calls import MAX_OUTSTANDING
-from p2pnode.overlay.kademlia.identity_proofs import PROOFS
+from p2pnode.overlay.kademlia.protocol import PROOFS
 from p2pnode.overlay.membership.members import MAX_PEERS
 from p2pnode.overlay.membership.responder import MAX_PINGS_FOR_OTHERS
 from p2pnode.overlay.membership.service import MAX_CONCURRENT_VERIFICATIONS, MAX_PAUSED

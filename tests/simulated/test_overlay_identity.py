@@ -12,7 +12,7 @@ import pytest
 from p2pnode.overlay.addresses import Address, group_of
 from p2pnode.overlay.identity import Identity, identity_from_seed
 from p2pnode.overlay.kademlia import messages
-from p2pnode.overlay.kademlia.identity_proofs import IdentityProofs
+from p2pnode.overlay.kademlia.protocol import IdentityProofs
 from p2pnode.overlay.overlay import NotThisSwarm, Overlay
 from p2pnode.overlay.peers import Contact, Heartbeat
 from p2pnode.overlay.transport import RequestRejected

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from p2pnode.overlay.addresses import Address
-from p2pnode.overlay.bootstrap.resolver import advertised_address, resolve
+from p2pnode.overlay.bootstrap.dialer import advertised_address, resolve
 
 
 def test_an_address_needs_no_resolver() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2pnode.overlay.addresses import Address
-from p2pnode.overlay.kademlia.address_limit import AddressLimit
+from p2pnode.overlay.discovery.lookup_service import AddressLimit
 from p2pnode.overlay.peers import Contact
 from tests.harness.builders.peers import contact, ids
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2pnode.overlay.identity import identity_from_seed
-from p2pnode.overlay.kademlia.identity_proofs import PROOFS, IdentityProofs
+from p2pnode.overlay.kademlia.protocol import PROOFS, IdentityProofs
 
 ASKER, QUESTION, HEAD = b"a" * 20, b"m" * 20, b"head"
 IDENTITY = identity_from_seed(b"r" * 32)

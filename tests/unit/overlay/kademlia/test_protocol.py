@@ -14,9 +14,8 @@ from p2pnode.overlay.addresses import Address, NodeAddress
 from p2pnode.overlay.identity import Identity, identity_from_seed
 from p2pnode.overlay.kademlia import messages
 from p2pnode.overlay.kademlia.broadcast_queue import RETRANSMIT
-from p2pnode.overlay.kademlia.identity_proofs import IdentityProofs
 from p2pnode.overlay.kademlia.messages import FindNode, Gossip, Ping, Pong, Result
-from p2pnode.overlay.kademlia.protocol import SwarmProtocol
+from p2pnode.overlay.kademlia.protocol import IdentityProofs, SwarmProtocol
 from p2pnode.overlay.peer_table import PeerTable
 from p2pnode.overlay.peers import Contact, Heartbeat, Peer
 from tests.harness.environment.simulated import SeededEntropy, make_environment

@@ -12,8 +12,8 @@ import pytest
 
 from p2pnode.overlay.addresses import Address, NodeAddress
 from p2pnode.overlay.sockets.connection_pool import KEEP_ALIVE_S, ConnectionPool, PooledConnection
+from p2pnode.overlay.sockets.line_meter import UploadMeter
 from p2pnode.overlay.sockets.send_queue import SendQueue
-from p2pnode.overlay.sockets.upload_meter import UploadMeter
 from p2pnode.overlay.system import SystemClock
 from p2pnode.overlay.transport import TransportError
 from tests.harness.environment.virtual_loop import VirtualLoop

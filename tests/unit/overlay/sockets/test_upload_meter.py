@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from p2pnode.overlay.sockets.upload_meter import UploadMeter
+from p2pnode.overlay.sockets.line_meter import UploadMeter
 from p2pnode.overlay.transport import MUCH_QUEUED_BYTES, Upload
 
 
