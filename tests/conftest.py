@@ -34,8 +34,6 @@ COMPILES = frozenset({"test_simulate", "test_simulate_options"})
 #: They parse all modules, once per process.
 PARSE = frozenset({"test_event_glossary", "test_import_rules", "test_one_path"})
 
-#: It takes four minutes of the long run: it begins before everything else.
-LONGEST = frozenset({"test_swarm_scale"})
 #: The longest groups first.
 FIRST = ("swarms", "forks", "trainers", "simulation", "sources")
 
@@ -133,8 +131,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if group in first:
             first[group].append(item)
     # The longest first, so that none is still running when the other workers have nothing left to do.
-    begin = [item for item in items if item.path.stem in LONGEST]
-    begin += [item for group in first.values() for item in group]
+    begin = [item for group in first.values() for item in group]
     chosen = set(map(id, begin))
     items[:] = begin + [item for item in items if id(item) not in chosen]
 

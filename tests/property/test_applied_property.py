@@ -6,13 +6,11 @@ import random
 from itertools import pairwise
 
 import msgspec
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pnode.training.exchange.ownership_messages import Identities
 from p2pnode.training.shards.applied import Applied, DeltaId
-from tests.harness.runner.long_run import more
 
 LARGEST = (1 << 48) - 1
 NODES = st.sampled_from([b"a" * 20, b"b" * 20, b"c" * 20])
@@ -50,13 +48,12 @@ def test_hostile_rows_make_a_set_like_any_other(
     assert as_received([(node, inc, ranges[:64]) for node, inc, ranges in found.rows()]).count() <= found.count()
 
 
-@pytest.mark.parametrize("seeds", [range(500), *more(range(500, 1500))], ids=len)
-def test_no_order_of_events_applies_a_delta_twice(seeds: range) -> None:
+def test_no_order_of_events_applies_a_delta_twice() -> None:
     """Deltas come twice, late, and after the row of their start was dropped, and one is on its way meanwhile: each is
     applied once at most. A set of before lists nothing that the present one is taken to lack."""
-    print(f"seeds {seeds.start} to {seeds.stop - 1}")
+    print("seeds 0 to 499")
     dropped = 0
-    for seed in seeds:
+    for seed in range(500):
         chance, applied, ever = random.Random(seed), Applied(), set[DeltaId]()
         applied.MAX_STARTS = chance.randint(1, 4)  # type: ignore[misc]
         on_its_way: DeltaId | None = None
@@ -78,4 +75,4 @@ def test_no_order_of_events_applies_a_delta_twice(seeds: range) -> None:
             assert len(applied.rows()) <= applied.MAX_STARTS
             assert not before.without(applied).count()
         dropped += applied.before > 0
-    assert dropped > len(seeds) // 2
+    assert dropped > 250

@@ -11,7 +11,7 @@ from tests.harness.runner.long_run import more
 ROUNDS = 40
 
 
-@pytest.mark.parametrize("seed", [1, *more(2, 3)])
+@pytest.mark.parametrize("seed", [1, *more(2)])
 def test_nothing_that_arrives_harms_a_node(seed: int) -> None:
     """No exception, no task left, no invented node in a table, sizes within limits, others served (see the fuzzer)."""
     tally = VirtualLoop().run(Fuzz(seed).play(lambda tally: tally.rounds < ROUNDS))

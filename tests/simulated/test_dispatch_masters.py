@@ -130,7 +130,7 @@ class World:
                 master.calls.cut = False
 
 
-@pytest.mark.parametrize("seed", [*range(4), *more(*range(4, 12))])
+@pytest.mark.parametrize("seed", [0, 1, *more(2, 3)])
 def test_every_task_counts_once_per_pass_whatever_happens_to_masters_and_etcd(
     seed: int,
 ) -> None:
@@ -220,7 +220,7 @@ class Kills:
         return any(host.task is not None and host.task.done() for host in swarm.hosts.values())
 
 
-@pytest.mark.parametrize("seed", [13, *more(11, 12, *range(14, 60))])
+@pytest.mark.parametrize("seed", [13, *more(11, 12, 14)])
 @pytest.mark.promise(14)
 def test_every_record_is_trained_whoever_is_killed_and_whatever_etcd_loses(
     seed: int,

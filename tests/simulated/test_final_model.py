@@ -135,8 +135,7 @@ def test_a_node_that_is_not_waited_for_is_told() -> None:
     simulate(scenario, step_s=lambda name: 5.0 if name == "n2" else 0.5, training__linger_s=2.0)
 
 
-@pytest.mark.parametrize("seed", [0, *more(2, 5)])
-def test_an_owner_that_dies_while_the_others_finish_changes_no_bit(seed: int) -> None:
+def test_an_owner_that_dies_while_the_others_finish_changes_no_bit() -> None:
     """It is killed when the first node has its final values: the others get the same from its former backups."""
 
     async def scenario(world: World) -> None:
@@ -153,7 +152,7 @@ def test_an_owner_that_dies_while_the_others_finish_changes_no_bit(seed: int) ->
         assert len(set(world.written().values())) == 1
         assert all(result.why_differs == "" for result in world.results().values())
 
-    simulate(scenario, seed=seed, delay=(0.02, 0.2), training__min_nodes=4, exchange__pull_codec="bfloat16")
+    simulate(scenario, seed=0, delay=(0.02, 0.2), training__min_nodes=4, exchange__pull_codec="bfloat16")
 
 
 def test_no_file_is_written_where_none_is_wanted() -> None:

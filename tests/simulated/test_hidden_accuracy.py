@@ -75,7 +75,7 @@ def steps_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real_trainer, "STEP_S", 1.0)
 
 
-@pytest.mark.parametrize("seed", [1, *more(2, 3, 4, 5)])
+@pytest.mark.parametrize("seed", [1, *more(2)])
 def test_hidden_nodes_learn_as_in_one_network(seed: int) -> None:
     """At the end within half a point, and never two points below the lowest there. Nodes behind routers own nothing, so
     in the other network one node owns as well."""
@@ -86,7 +86,7 @@ def test_hidden_nodes_learn_as_in_one_network(seed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_hidden_nodes_learn_no_less_than_where_all_own(seed: int) -> None:
     """With one owner a pull is of one moment: they learn a little more."""
     lowest, last = curve(seed, "hidden")

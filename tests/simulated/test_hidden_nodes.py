@@ -31,8 +31,6 @@ from tests.simulated.test_swarm_training import EXACT, SIZE, expected, settle
 SHARDS = 4
 #: One model on all nodes, so long after the return of the server.
 RETURN_S = 30.0
-#: What routers do with ports: the same one for all destinations, another for each, or that of the host itself.
-KINDS = ("one", "each", "own")
 
 
 def play(story: Callable[[Swarm], Awaitable[None]], *, seed: int, **settings: Any) -> Swarm:
@@ -61,7 +59,8 @@ def play(story: Callable[[Swarm], Awaitable[None]], *, seed: int, **settings: An
 
 
 def hide(swarm: Swarm, number: int, kind: str = "one") -> Host:
-    """A node behind a router of its own, whose bootstrap is the server."""
+    """A node behind a router of its own, whose bootstrap is the server. `kind`: the router gives the same port for all
+    destinations ("one"), another for each, or the host's "own"."""
     address = f"192.168.{number}.2"
     nat = Nat(f"203.0.113.{number}", symmetric=kind == "each", first_port=PORT if kind == "own" else 50000)
     swarm.network.behind(nat, address)
@@ -168,7 +167,7 @@ def findings(host: Host, swarm: Swarm) -> list[Finding]:
     [
         ("one", 4, 1),
         ("each", 5, 2),
-        *more(*((kind, hidden, seed) for kind in KINDS for hidden in (4, 5) for seed in range(3, 8))),
+        *more(("own", 4, 3), ("each", 4, 4)),
     ],
 )
 def test_a_server_that_was_killed_and_is_back_has_all_that_was_trained_meanwhile(
@@ -208,7 +207,7 @@ def test_a_server_that_was_killed_and_is_back_has_all_that_was_trained_meanwhile
     assert {record.node for record in swarm.of("shards_taken_over")} == {"n0"}
 
 
-@pytest.mark.parametrize("seed", [11, *more(12, 13, 14)])
+@pytest.mark.parametrize("seed", [11, *more(12)])
 def test_a_server_that_was_stopped_for_a_minute_goes_on_with_all_that_was_trained_meanwhile(seed: int) -> None:
     """As a process that is suspended, or a machine without a line: it has lost nothing, and learns of the minute."""
 
@@ -234,7 +233,7 @@ def test_a_server_that_was_stopped_for_a_minute_goes_on_with_all_that_was_traine
     play(story, seed=seed)
 
 
-@pytest.mark.parametrize(("seed", "late_s"), [(21, 5.0), *more((22, 5.0), (21, 18.0), (23, 18.0), (24, 0.0))])
+@pytest.mark.parametrize(("seed", "late_s"), [(21, 5.0), *more((21, 18.0), (24, 0.0))])
 def test_one_of_two_servers_is_enough_and_both_go_on_with_the_newer_disk(seed: int, late_s: float) -> None:
     """The founder is killed, the other goes on with every shard, and nobody trains by itself. Then that one is killed.
     Both come back, the founder first: what only the other had is in the model."""
@@ -265,8 +264,7 @@ def test_one_of_two_servers_is_enough_and_both_go_on_with_the_newer_disk(seed: i
     play(story, seed=seed)
 
 
-@pytest.mark.parametrize("seed", [31, *more(32, 33)])
-def test_a_node_that_starts_while_the_server_is_away_waits_for_it(seed: int) -> None:
+def test_a_node_that_starts_while_the_server_is_away_waits_for_it() -> None:
     """It says whom it dials and why that fails. It joins when the server is back, and trains with the others."""
 
     async def story(swarm: Swarm) -> None:
@@ -285,11 +283,10 @@ def test_a_node_that_starts_while_the_server_is_away_waits_for_it(seed: int) -> 
         await there_is_one_model(swarm, "n0", "h9")
         assert late.living.exchange.counters.refused <= 3 * SHARDS
 
-    play(story, seed=seed)
+    play(story, seed=31)
 
 
-@pytest.mark.parametrize("seed", [41, *more(42, 43)])
-def test_clients_in_one_network_wait_for_the_one_that_founded(seed: int) -> None:
+def test_clients_in_one_network_wait_for_the_one_that_founded() -> None:
     """All have set `client_only` and reach each other. The founder owns the model. While it is away no other does, and
     it goes on with what is on its disk: the others say who they are when it asks, and send again what that lacks."""
 
@@ -309,12 +306,11 @@ def test_clients_in_one_network_wait_for_the_one_that_founded(seed: int) -> None
         await trained(swarm, 5)
         await there_is_one_model(swarm, "n0")
 
-    swarm = play(story, seed=seed)
+    swarm = play(story, seed=41)
     assert {record.node for record in swarm.of("shards_taken_over")} == {"n0"}
 
 
-@pytest.mark.parametrize("seed", [51, *more(52, 53)])
-def test_neighbours_behind_one_router_do_not_make_each_other_owners(seed: int) -> None:
+def test_neighbours_behind_one_router_do_not_make_each_other_owners() -> None:
     """They reach each other and the server reaches neither: neither owns a shard or backs one up, and both wait for the
     server, although each has a neighbour that could be its backup."""
 
@@ -336,11 +332,10 @@ def test_neighbours_behind_one_router_do_not_make_each_other_owners(seed: int) -
         await merged(swarm)
         await there_is_one_model(swarm, "n0")
 
-    play(story, seed=seed)
+    play(story, seed=51)
 
 
-@pytest.mark.parametrize("seed", [61, *more(62, 63)])
-def test_a_server_that_has_lost_its_disk_is_replaced_by_a_copy_of_a_member(seed: int) -> None:
+def test_a_server_that_has_lost_its_disk_is_replaced_by_a_copy_of_a_member() -> None:
     """Under a new key it founds a swarm of its own: the members do not enter it, own nothing, and say what to do. So it
     is done: started again with the directory of one of them, it has what that one had written, and all go on."""
 
@@ -378,7 +373,7 @@ def test_a_server_that_has_lost_its_disk_is_replaced_by_a_copy_of_a_member(seed:
         assert server.living.overlay.genesis == genesis
         assert server.living.progress.step > written.fields["step"]
 
-    play(story, seed=seed)
+    play(story, seed=61)
 
 
 def behind_open_port(swarm: Swarm, name: str, address: str, **settings: Any) -> Nat:
@@ -390,8 +385,7 @@ def behind_open_port(swarm: Swarm, name: str, address: str, **settings: Any) -> 
     return nat
 
 
-@pytest.mark.parametrize("seed", [71, *more(72, 73)])
-def test_an_owner_whose_router_closes_hands_its_shards_over_and_backs_none_up(seed: int) -> None:
+def test_an_owner_whose_router_closes_hands_its_shards_over_and_backs_none_up() -> None:
     """The founder finds out that nobody reaches it any more, and gives its shards to the other server, as it can still
     dial. As the backup it would get no delta, and each would wait for it."""
 
@@ -416,11 +410,10 @@ def test_an_owner_whose_router_closes_hands_its_shards_over_and_backs_none_up(se
         assert not former.living.exchange.store.backed
         np.testing.assert_array_equal(swarm.value(), expected(swarm))
 
-    play(story, seed=seed)
+    play(story, seed=71)
 
 
-@pytest.mark.parametrize("seed", [81, *more(82, 83)])
-def test_a_backup_whose_router_closes_holds_nobody_up(seed: int) -> None:
+def test_a_backup_whose_router_closes_holds_nobody_up() -> None:
     """Two servers, of which one is not reached any more, although it lives: the other goes on with all shards, alone,
     and what the first one owned is moved to it."""
 
@@ -451,7 +444,7 @@ def test_a_backup_whose_router_closes_holds_nobody_up(seed: int) -> None:
         assert not any(owned.has_targets for owned in server.living.exchange.store.owned.values())
         np.testing.assert_array_equal(swarm.value(), expected(swarm))
 
-    play(story, seed=seed)
+    play(story, seed=81)
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("one", 91), *more(("each", 94), ("own", 93))])

@@ -218,11 +218,8 @@ def test_a_joiner_names_the_owner_that_it_waits_for_and_the_reason() -> None:
         ("silent", "pssp", "before"),
         ("refused", "bsp", "later"),
         *more(
-            ("silent", "bsp", "later"),
             ("clock", "bsp", "before"),
             ("network", "asp", "later"),
-            ("refused", "pssp", "before"),
-            ("clock", "ssp", "later"),
         ),
     ],
 )

@@ -331,7 +331,13 @@ def test_a_member_that_never_moves_is_not_waited_for(method: str, monkeypatch: p
     simulate(scenario, barrier__method=method)
 
 
-@pytest.mark.parametrize(("honest", "claimed"), [(1, 10**9), (2, 1 << 60), *more((1, 1 << 60), (2, 10**9))])
+@pytest.mark.parametrize(
+    ("honest", "claimed"),
+    [
+        (1, 10**9),
+        (2, 1 << 60),
+    ],
+)
 def test_a_step_that_no_time_explains_takes_nobody_along(
     honest: int, claimed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,7 +360,7 @@ def test_a_step_that_no_time_explains_takes_nobody_along(
     simulate(scenario, training__max_steps=100_000, barrier__method="pbsp")
 
 
-@pytest.mark.parametrize("bad", [np.nan, *more(np.inf)])
+@pytest.mark.parametrize("bad", [np.nan])
 def test_a_swarm_whose_values_were_broken_goes_on_from_its_last_good_checkpoint(
     bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

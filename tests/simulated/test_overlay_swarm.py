@@ -14,7 +14,6 @@ from p2pnode.overlay.overlay import NotThisSwarm, Overlay
 from p2pnode.overlay.peers import Activity
 from p2pnode.overlay.transport import ReceivedResponse, Response, TransportError
 from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.runner.long_run import more
 from tests.harness.swarms.overlay_swarm import PORT, OverlayWorld, address_of
 
 DETECTION_S = 6.0
@@ -102,7 +101,7 @@ def test_lookups_after_a_fifth_has_crashed_return_no_dead_and_stay_fast() -> Non
     play(story())
 
 
-@pytest.mark.parametrize(("seed", "loss"), [(21, 0.0), (23, 0.02), *more((22, 0.0))])
+@pytest.mark.parametrize(("seed", "loss"), [(21, 0.0), (23, 0.02)])
 def test_a_crash_is_found_within_the_bound_by_its_watchers(seed: int, loss: float) -> None:
     """A watched partner that falls silent is dead within 6 s at every node that watches it."""
 

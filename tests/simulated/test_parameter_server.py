@@ -317,7 +317,7 @@ class Versions:
         return verbs
 
 
-@pytest.mark.parametrize(("grads", "tolerance"), [(2, 0), (2, 2), *more((1, 0), (3, 0))])
+@pytest.mark.parametrize(("grads", "tolerance"), [(2, 0), (2, 2)])
 @pytest.mark.promise(15)
 def test_no_stale_gradient_is_in_the_model_whatever_is_lost(grads, tolerance):
     """Every update is the mean of exactly `grads_to_wait` gradients of the version before it, or of the tolerance."""

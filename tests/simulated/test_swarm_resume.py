@@ -6,7 +6,6 @@ import asyncio
 import copy
 import random
 from collections.abc import Awaitable, Callable
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -90,7 +89,7 @@ def applied(swarm: Swarm, shard: int) -> list[tuple[str, int, int]]:
 
 @pytest.mark.parametrize(
     ("seed", "method"),
-    [(61, "pssp"), *more((64, "bsp"), (61, "bsp"), (64, "pssp"), *product((62, 63, 65), ("pssp", "bsp")))],
+    [(61, "pssp"), *more((64, "bsp"))],
 )
 @pytest.mark.promise(6)
 def test_stopped_in_order_the_swarm_goes_on_with_the_vector_it_had(seed: int, method: str) -> None:
@@ -135,9 +134,7 @@ def fold(swarm: Swarm, step: int) -> None:
             owned.state.fold(step, store.rule)
 
 
-@pytest.mark.parametrize(
-    ("seed", "late_s"), [(74, 8.0), *more((71, 0.0), (71, 8.0), (74, 0.0), *product((72, 73, 75, 76), (0.0, 8.0)))]
-)
+@pytest.mark.parametrize(("seed", "late_s"), [(74, 8.0), *more((71, 0.0), (72, 8.0))])
 def test_killed_all_at_once_no_delta_is_counted_twice(seed: int, late_s: float) -> None:
     """SIGKILL to all soon after they met, and started again, one perhaps later. Where a shard lists all its deltas it
     is exactly their sum. What was trained since is in, but for the few steps before that of a replica that a shard went
@@ -185,9 +182,7 @@ def test_killed_all_at_once_no_delta_is_counted_twice(seed: int, late_s: float) 
     assert record.fields["nodes"] == 4
 
 
-@pytest.mark.parametrize(
-    ("seed", "nodes"), [(101, 3), *more((104, 5), (101, 5), (104, 3), *product((102, 103, 105, 106), (3, 5)))]
-)
+@pytest.mark.parametrize(("seed", "nodes"), [(101, 3), *more((104, 5))])
 def test_started_and_stopped_without_a_step_nothing_is_forgotten(seed: int, nodes: int) -> None:
     """A node that takes a shard over and adds nothing has no better copy than others, nor has one that pulled from it.
     The next start continues from the states with their identities, not from values that look newer."""
@@ -328,7 +323,7 @@ def test_a_joiner_is_sent_no_state_before_it_has_the_vector(monkeypatch: pytest.
     simulate(scenario, seed=83)
 
 
-@pytest.mark.parametrize("seed", [104, *more(108, 113, 122)])
+@pytest.mark.parametrize("seed", [104, *more(108)])
 def test_after_a_healed_split_the_disks_hold_what_the_owners_had(seed: int) -> None:
     """A split into three and three is healed, then all leave at one moment. Started again, the model is bit by bit the
     owners', though some nodes still have the copy of a pair that lost."""

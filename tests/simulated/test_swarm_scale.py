@@ -1,4 +1,4 @@
-"""Two hundred real nodes, twenty steps, a tenth of them killed: twice, under different hash seeds, one history."""
+"""Sixty real nodes, twenty steps, a tenth of them killed: twice, under different hash seeds, one history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def history(hash_seed: str) -> subprocess.Popen[str]:
         "-m",
         "tests.harness.histories.swarm_history",
         "--nodes",
-        "200",
+        "60",
         "--steps",
         str(STEPS),
         "--crash",
@@ -37,15 +37,14 @@ def history(hash_seed: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_the_same_seed_gives_the_same_history() -> None:
-    """The survivors of 200 nodes finish their steps, and the event log is the same under another PYTHONHASHSEED."""
+    """The survivors of 60 nodes finish their steps, and the event log is the same under another PYTHONHASHSEED."""
     print(f"seed {SEED}")
     runs = [history("1"), history("2")]
 
-    first, second = (json.loads(run.communicate(timeout=800)[0]) for run in runs)
+    first, second = (json.loads(run.communicate(timeout=280)[0]) for run in runs)
 
     print(first, second)
-    assert first["crashed"] == 20
-    assert first["steps"] >= 180 * STEPS
+    assert first["crashed"] == 6
+    assert first["steps"] >= 54 * STEPS
     assert first["digest"] == second["digest"]

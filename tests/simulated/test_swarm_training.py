@@ -321,13 +321,12 @@ def test_a_paused_node_blocks_no_other_and_catches_up() -> None:
     simulate(scenario, seed=20, barrier__method="bsp", training__min_nodes=3)
 
 
-@pytest.mark.parametrize("nodes", [2, *more(4)])
 @pytest.mark.promise(3)
-def test_a_frozen_node_blocks_no_other_and_rejoins(nodes: int) -> None:
+def test_a_frozen_node_blocks_no_other_and_rejoins() -> None:
     """A node whose machine stops for eight seconds: the others continue, and when it resumes all continue."""
 
     async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(nodes)
+        swarm.start_many(2)
         await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="5 steps everywhere")
         frozen = swarm.hosts["n1"].living.overlay.address
         swarm.network.pause(frozen)
@@ -403,7 +402,7 @@ def test_a_split_for_half_a_minute_ends_in_one_model(method: str) -> None:
     simulate(scenario, seed=24, barrier__method=method, training__min_nodes=6)
 
 
-@pytest.mark.parametrize(("method", "seed"), [("pssp", 1), *more(("bsp", 2), ("pssp", 3))])
+@pytest.mark.parametrize(("method", "seed"), [("pssp", 1), *more(("bsp", 2))])
 def test_a_node_that_slept_goes_on_where_the_others_are(method: str, seed: int) -> None:
     """Its process stopped for eight seconds, dozens of steps of the other. It is not waited for as long again, but
     continues at the other's step. All that was not refused as late is in the model."""

@@ -24,7 +24,7 @@ async def fill(few: Few, name: str) -> None:
     await few.store(name).update([ValueUpdate(key, b"x" * 200, 1, "replace") for key in KEYS])
 
 
-@pytest.mark.parametrize("seed", [23, *more(19, 25, 35)])
+@pytest.mark.parametrize("seed", [23, *more(19)])
 def test_nodes_that_leave_at_one_moment_lose_no_value(seed: int) -> None:
     """Each hands shards to its backups, of which the other leaver is one: whoever gets them last hands them on."""
 

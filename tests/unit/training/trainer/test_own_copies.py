@@ -27,9 +27,9 @@ from tests.harness.trainers.optimizers import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Make = Callable[[nn.Module], Sequence[Any]]
-SEEDS = [0, *more(*range(1, 8))]
+SEEDS = [0, *more(1)]
 #: With one seed only, where it is not the long run: optimiser steps before the values of a turn enter.
-LATE_AND_SEEDS = [(0, 0), (2, 0), *more(*((late, seed) for late in (0, 2) for seed in range(1, 8)))]
+LATE_AND_SEEDS = [(0, 0), (2, 0), *more((0, 1), (2, 1))]
 
 
 def adamw(parameters: list[Tensor]) -> Optimizer:
