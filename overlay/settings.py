@@ -106,9 +106,10 @@ class LivenessSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """How fast an unresponsive peer is detected (SWIM with Lifeguard's local health)."""
 
     probe_interval_s: Annotated[
-        PositiveFloat,
+        float,
         Meta(
-            description="Seconds between liveness probes; peers that share shards with this node get one every round."
+            ge=0.5,  # a probe ends before the next one begins
+            description="Seconds between liveness probes; peers that share shards with this node get one every round.",
         ),
     ] = 1.0
     suspicion_s: Annotated[

@@ -17,7 +17,6 @@ from p2pnode.config.settings import Config
 from p2pnode.config.tracker import FORMS, parse_tracker
 from p2pnode.config.values import nearest
 from p2pnode.overlay.addresses import is_literal, is_loopback, split_address
-from p2pnode.overlay.kademlia.calls import PROBE_TIMEOUT_S
 from p2pnode.training.devices.names import named_devices
 from p2pnode.training.goal import Goal
 
@@ -185,11 +184,6 @@ RULES = (
         lambda c: _error(parse_tracker, c.training.tracker),
         'training.tracker = "{training.tracker}": {found}',
         f"write {FORMS}",
-    ),
-    Rule(
-        lambda c: c.liveness.probe_interval_s < PROBE_TIMEOUT_S,
-        f"liveness.probe_interval_s = {{liveness.probe_interval_s}} is shorter than a probe, {PROBE_TIMEOUT_S:g} s",
-        "a probe must end before the next one begins: make the interval longer",
     ),
     Rule(
         lambda c: _error(named_devices, c.training.devices),

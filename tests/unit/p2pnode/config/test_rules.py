@@ -54,7 +54,6 @@ def overrides(*settings: str) -> list[Override]:
         (["training.export=model.onnx"], "does not end in a known format", ".safetensors"),
         (["barrier.method=custom"], "needs a function", "package.module:function"),
         (["barrier.method=custom", "barrier.custom=nonsense"], "needs a function", "package.module:function"),
-        (["liveness.probe_interval_s=0.1"], "shorter than a probe", "longer"),
         (["training.devices=cpu*0"], "the list is empty", '"cpu*4"'),
         (["training.devices=gpu 0"], '"gpu 0" names no device', '["cuda:0", "cuda:1"]'),
         (["training.devices=auto,cpu"], "stands alone", '"auto"'),
