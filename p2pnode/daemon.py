@@ -51,8 +51,7 @@ from p2pnode.overlay.transport import PortInUse, Transport
 from p2pnode.own_memory import private_bytes, trim_heap, tune_malloc
 from p2pnode.status.events import EventLog, EventRing
 from p2pnode.status.findings import tracker_findings
-from p2pnode.status.loop_delay import LoopDelay
-from p2pnode.status.report import StatusReport
+from p2pnode.status.report import LoopDelay, StatusReport
 from p2pnode.tracking.service import Tracking, Writing
 from p2pnode.training.devices.start import make_trainer as make_device_trainer
 from p2pnode.training.dispatch.dataset import read_dataset

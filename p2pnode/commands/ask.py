@@ -11,8 +11,7 @@ from p2pnode.client import NodeClient
 from p2pnode.commands.options import JsonOption, WhichNode, takes
 from p2pnode.commands.output import print_json, print_line, print_lines, print_notice
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.terminal.peers_view import peers_lines
-from p2pnode.terminal.status_view import status_lines
+from p2pnode.terminal.status_view import peers_lines, status_lines
 
 #: Longer than a script may take to finish (`training.finish_s`) and shards to be handed over.
 LEAVE_TIMEOUT_S = 300.0

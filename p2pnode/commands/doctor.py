@@ -44,8 +44,8 @@ def doctor(
     import asyncio  # here: other commands do not need it
 
     from p2pnode.config.toml import toml
-    from p2pnode.doctor.check import DoctorCheck, exit_code
     from p2pnode.doctor.examine import Examination, examine
+    from p2pnode.doctor.machine import DoctorCheck, exit_code
     from p2pnode.screen import progress_bar
 
     tried = {"swarm.bootstrap": ("--bootstrap", toml(bootstrap) if bootstrap else None)}

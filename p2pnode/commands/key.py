@@ -32,8 +32,7 @@ from p2pnode.config.load import Loaded
 from p2pnode.config.settings import Config
 from p2pnode.config.state_folders import has_been_in_swarm, run_of
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.keys.dialable import dialable, own_host
-from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, STANDARD_INPUT, read_swarm
+from p2pnode.keys.invitation_files import IN_ENVIRONMENT, KEY_FILE, STANDARD_INPUT, dialable, own_host, read_swarm
 from p2pnode.overlay.addresses import is_literal, is_loopback, split_address, usable_host
 
 if TYPE_CHECKING:

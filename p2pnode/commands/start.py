@@ -33,7 +33,7 @@ from p2pnode.config.rules import check_start, warnings_for_script
 from p2pnode.config.settings import Config
 from p2pnode.config.toml import toml
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.local_plan import OWN, with_count
+from p2pnode.local_run import OWN, with_count
 
 if TYPE_CHECKING:
     from p2pnode.overlay.sealing.invitation import Invitation

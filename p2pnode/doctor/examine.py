@@ -14,7 +14,7 @@ from p2pnode.config.rules import check_start, warnings_for
 from p2pnode.config.settings import Config
 from p2pnode.directory_lock import is_locked
 from p2pnode.doctor import gather, machine
-from p2pnode.doctor.check import DoctorCheck, error, info, ok, warning
+from p2pnode.doctor.machine import DoctorCheck, error, info, ok, warning
 from p2pnode.doctor.visit import visit
 from p2pnode.errors import UserError
 from p2pnode.keys.key_files import find_keys, own_input

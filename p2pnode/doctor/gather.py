@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pnode.config.settings import Config
-from p2pnode.doctor.check import DoctorCheck, error, ok, warning
-from p2pnode.doctor.machine import SecretFile
+from p2pnode.doctor.machine import DoctorCheck, SecretFile, error, ok, warning
 from p2pnode.keys.api_token import token_path
 
 #: Importing torch on a loaded machine.

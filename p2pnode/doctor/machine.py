@@ -3,11 +3,48 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
-from p2pnode.doctor.check import DoctorCheck, error, info, ok, warning
+from p2pnode.errors import ExitCode
 from p2pnode.terminal.numbers import duration, size
+
+Level = Literal["ok", "info", "warning", "error"]
+
+
+class DoctorCheck(NamedTuple):
+    """What was looked at, how it is, and the next step where one is needed."""
+
+    name: str
+    level: Level
+    what: str
+    do: str = ""
+
+    @property
+    def as_json(self) -> dict[str, str]:
+        return self._asdict()
+
+
+def ok(name: str, what: str) -> DoctorCheck:
+    return DoctorCheck(name, "ok", what)
+
+
+def info(name: str, what: str, do: str = "") -> DoctorCheck:
+    return DoctorCheck(name, "info", what, do)
+
+
+def warning(name: str, what: str, do: str) -> DoctorCheck:
+    return DoctorCheck(name, "warning", what, do)
+
+
+def error(name: str, what: str, do: str) -> DoctorCheck:
+    return DoctorCheck(name, "error", what, do)
+
+
+def exit_code(checks: Iterable[DoctorCheck]) -> ExitCode:
+    """An error keeps a node from working; a warning does not."""
+    return ExitCode.CANNOT_WORK if any(check.level == "error" for check in checks) else ExitCode.OK
+
 
 #: A node of a swarm of hundreds has as many connections; each is a descriptor.
 FEW_FILES = 1024

@@ -19,7 +19,7 @@ import msgspec
 
 from p2pnode import __version__
 from p2pnode.config.settings import Config
-from p2pnode.doctor.check import DoctorCheck, error, info, ok, warning
+from p2pnode.doctor.machine import DoctorCheck, error, info, ok, warning
 from p2pnode.keys.closed_swarm import open_closed_swarm
 from p2pnode.overlay.addresses import Address, is_loopback
 from p2pnode.overlay.bootstrap.advice import what_to_do
@@ -195,7 +195,7 @@ def _clock(fields: dict[str, Any]) -> DoctorCheck:
 
 def _nat(config: Config, observed: Sequence[str]) -> list[DoctorCheck]:
     """Whether others see another address than those of this machine."""
-    from p2pnode.keys.dialable import own_host
+    from p2pnode.keys.invitation_files import own_host
 
     seen = next((host for host in observed if not is_loopback(host)), "")
     if not seen:

@@ -2,13 +2,17 @@
 
 The loader exists when the node attaches, and torch forbids another sampler for it. But its `BatchSampler` reads its own
 sampler anew in each iteration, so that one is replaced. An epoch keeps its number of batches, on which schedules and
-limits depend: among N nodes it is N passes over the data together.
+limits depend: among N nodes it is N passes over the data together. The callbacks of all libraries also share how they
+read what was measured.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
@@ -77,3 +81,31 @@ def _shuffles(sampler: Any, dataset: Any, ranks: int) -> bool | None:
     # accelerate's has a seed in addition
     is_plain = type(sampler) is RandomSampler or type(sampler).__name__ == "SeedableRandomSampler"
     return True if is_plain and not sampler.replacement and sampler.num_samples == len(dataset) else None
+
+
+def batch_size(batch: Any) -> int:
+    """The leading dimension of the first tensor in a batch of any nesting; 0 if it has none."""
+    if isinstance(batch, torch.Tensor):
+        return int(batch.shape[0]) if batch.ndim else 0
+    parts: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        parts = batch.values()
+    elif isinstance(batch, Sequence) and not isinstance(batch, str):
+        parts = batch
+    return next((size for part in parts if (size := batch_size(part))), 0)
+
+
+def mean(values: Sequence[torch.Tensor]) -> torch.Tensor | float:
+    """The mean of scalars, on their device; NaN without any."""
+    return torch.stack([value.float() for value in values]).mean() if values else math.nan
+
+
+def numbers(metrics: Mapping[str, Any], prefixes: tuple[str, ...]) -> dict[str, float]:
+    """The metrics that are scalars and whose names begin with one of the prefixes, without it."""
+    found = {}
+    for name, value in metrics.items():
+        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+        is_number = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        if prefix is not None and is_number:
+            found[name.removeprefix(prefix)] = float(value)
+    return found

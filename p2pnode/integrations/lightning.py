@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import p2pnode
-from p2pnode.integrations.divided_data import DividedData
-from p2pnode.integrations.readings import batch_size, mean, numbers
+from p2pnode.integrations.divided_data import DividedData, batch_size, mean, numbers
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -6,17 +6,18 @@ user should do. The types of the answers are in `p2pnode.status.schema`.
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
+from p2pnode.overlay.environment import Clock
 from p2pnode.status.events import EventRing
 from p2pnode.status.health import findings, last_loss, waits_for
 from p2pnode.status.limits import SCHEMA
-from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.metrics import families
-from p2pnode.status.ongoing import awaits_script, ongoing
 from p2pnode.status.peers import LostPeers, peer_list
 from p2pnode.status.prometheus import Family
 from p2pnode.status.schema import (
@@ -29,6 +30,7 @@ from p2pnode.status.schema import (
     Finding,
     FinishingStatus,
     LineStatus,
+    LoopStatus,
     NodeStatus,
     PeerStatus,
     PopulationStatus,
@@ -39,11 +41,13 @@ from p2pnode.status.schema import (
     WaitingStatus,
 )
 from p2pnode.status.sections import (
+    awaits_script,
     coordination_status,
     device_status,
     dispatch_status,
     line_status,
     memory_status,
+    ongoing,
     quarantined,
     server_status,
     values_status,
@@ -52,6 +56,38 @@ from p2pnode.training import kernels
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.store.repair_log import to_mend
 from p2pnode.training.progress import StepRow
+
+PERIOD_S = 0.1
+KEPT = round(60 / PERIOD_S)
+
+
+class LoopDelay:
+    """Measures until cancelled."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._delays_s: deque[float] = deque(maxlen=KEPT)
+
+    async def run(self) -> None:
+        while True:
+            due = self._clock.monotonic() + PERIOD_S
+            await asyncio.sleep(PERIOD_S)
+            self._delays_s.append(max(0.0, self._clock.monotonic() - due))
+
+    def report(self) -> LoopStatus:
+        """Median, 99th percentile and maximum in milliseconds, None before the first measurement.
+
+        The number of the loop's tasks is in it too: it must not grow with time.
+        """
+        ordered = sorted(self._delays_s)
+
+        def at(share: float) -> float | None:
+            return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3) if ordered else None
+
+        return LoopStatus(
+            delay_ms_p50=at(0.5), delay_ms_p99=at(0.99), delay_ms_max=at(1.0), tasks=len(asyncio.all_tasks())
+        )
+
 
 #: How old the sizes of the exchange may be, in seconds.
 SIZES_FRESH_S = 1.0

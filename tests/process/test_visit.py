@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from p2pnode.config.settings import Config
-from p2pnode.doctor.check import DoctorCheck
+from p2pnode.doctor.machine import DoctorCheck
 from p2pnode.doctor.visit import visit
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.identity import load_identity

@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from p2pnode.status.events import EventRing
-from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.prometheus import render
-from p2pnode.status.report import StatusReport
+from p2pnode.status.report import LoopDelay, StatusReport
 from p2pnode.terminal.status_view import status_text
 from p2pnode.training.dispatch.answers import QueueRules
 from tests.harness.environment.memory_store import MemoryStore

@@ -16,8 +16,7 @@ import pytest
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.status.events import EventRing
-from p2pnode.status.loop_delay import LoopDelay
-from p2pnode.status.report import StatusReport
+from p2pnode.status.report import LoopDelay, StatusReport
 from p2pnode.status.schema import Finding
 from p2pnode.training.exchange.store.copies import has_known_owner
 from tests.harness.environment.simulated import MemoryDisk

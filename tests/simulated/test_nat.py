@@ -13,8 +13,7 @@ from p2pnode.overlay.peers import Activity
 from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode.overlay.transport import TransportError
 from p2pnode.status.events import EventRing
-from p2pnode.status.loop_delay import LoopDelay
-from p2pnode.status.report import StatusReport
+from p2pnode.status.report import LoopDelay, StatusReport
 from p2pnode.terminal.status_view import status_text
 from p2pnode.training.shards.applied import DeltaId
 from tests.harness.environment.virtual_loop import VirtualLoop

@@ -11,8 +11,7 @@ import pytest
 
 from examples.linear_regression import TRUE, Regression
 from p2pnode.status.events import EventRing
-from p2pnode.status.loop_delay import LoopDelay
-from p2pnode.status.report import StatusReport
+from p2pnode.status.report import LoopDelay, StatusReport
 from p2pnode.training.engines.program import Context, Program
 from p2pnode.training.values.store import NewValue, UpdateFailed, ValueUpdate
 from tests.harness.environment.virtual_loop import START_S, run

@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from p2pnode.status.events import EventRing
-from p2pnode.status.loop_delay import LoopDelay
-from p2pnode.status.report import StatusReport
+from p2pnode.status.report import LoopDelay, StatusReport
 from p2pnode.training.trainer_link.data_messages import (
     Claim,
     DataGranted,

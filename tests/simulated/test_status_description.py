@@ -21,10 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from p2pnode.status.events import EventRing
 from p2pnode.status.history import History
-from p2pnode.status.loop_delay import LoopDelay
 from p2pnode.status.openapi import SCHEMAS, description
 from p2pnode.status.prometheus import render
-from p2pnode.status.report import StatusReport
+from p2pnode.status.report import LoopDelay, StatusReport
 from p2pnode.status.schema import Status, Update
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.project import exposition

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from p2pnode.status.events import EventRing
-from p2pnode.status.loop_delay import LoopDelay
-from p2pnode.status.report import StatusReport
+from p2pnode.status.report import LoopDelay, StatusReport
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential

@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from p2pnode.status.events import EventRing
-from p2pnode.status.loop_delay import LoopDelay
-from p2pnode.status.report import StatusReport
+from p2pnode.status.report import LoopDelay, StatusReport
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer

@@ -149,7 +149,7 @@ def test_help_and_version_answer(capsys: pytest.CaptureFixture[str]) -> None:
 def test_light_commands_import_nothing_heavy() -> None:
     """`start` until the daemon begins, and every command that asks, load neither rich, aiohttp, structlog nor torch."""
     code = (
-        "import sys, p2pnode.cli, p2pnode.client, p2pnode.terminal.watch_view\n"
+        "import sys, p2pnode.cli, p2pnode.client, p2pnode.commands.watch\n"
         "p2pnode.cli.main(['config', 'check'])\n"
         "found = {'rich', 'aiohttp', 'structlog', 'torch', 'numpy', 'asyncio'} & set(sys.modules)\n"
         "sys.exit(f'imported {sorted(found)}' if found else 0)"

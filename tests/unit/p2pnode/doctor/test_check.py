@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pnode.doctor.check import DoctorCheck, error, exit_code, info, ok, warning
+from p2pnode.doctor.machine import DoctorCheck, error, exit_code, info, ok, warning
 from p2pnode.errors import ExitCode
 
 

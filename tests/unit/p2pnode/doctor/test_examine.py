@@ -13,8 +13,8 @@ import pytest
 
 from p2pnode.config.settings import Config
 from p2pnode.doctor import examine as module
-from p2pnode.doctor.check import DoctorCheck, error, ok
 from p2pnode.doctor.examine import Examination, examine, node_checks
+from p2pnode.doctor.machine import DoctorCheck, error, ok
 from p2pnode.errors import UserError
 from p2pnode.overlay.settings import NodeSettings, SwarmSettings
 

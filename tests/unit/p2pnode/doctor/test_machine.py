@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from p2pnode.doctor import machine
-from p2pnode.doctor.check import DoctorCheck, exit_code
-from p2pnode.doctor.machine import SecretFile
+from p2pnode.doctor.machine import DoctorCheck, SecretFile, exit_code
 from p2pnode.errors import ExitCode
 
 

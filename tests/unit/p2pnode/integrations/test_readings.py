@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from p2pnode.integrations.readings import batch_size, mean, numbers
+from p2pnode.integrations.divided_data import batch_size, mean, numbers
 
 
 @pytest.mark.parametrize(
