@@ -56,7 +56,7 @@ from p2pnode.tracking.service import Tracking, Writing
 from p2pnode.training.devices.start import make_trainer as make_device_trainer
 from p2pnode.training.dispatch.dataset import read_dataset
 from p2pnode.training.dispatch.store import Store
-from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.supervisor.process import missing_output
 from p2pnode.training.trainer_link.interface import Trainer
 from p2pnode.training.trainer_link.record_messages import RecordSource

@@ -19,7 +19,7 @@ from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy, Threa
 from p2pnode.training.devices.host import HostTrainer
 from p2pnode.training.devices.start import make_trainer
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
-from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.trainer.snapshot import seed_all
 from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
 from p2pnode.training.trainer_link.messages import derive_node_seed, trainer_id

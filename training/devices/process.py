@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from p2pnode.overlay.system import ThreadExecutor
-from p2pnode.training.supervisor.opening import checked_total
 from p2pnode.training.supervisor.process_trainer import ProcessTrainer
-from p2pnode.training.supervisor.session import TrainerSession
+from p2pnode.training.supervisor.session import TrainerSession, checked_total
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import MergeOrder, Vector
 from p2pnode.training.trainer_link.shared_memory import HostVectors, SharedVectors, TrainerMemory

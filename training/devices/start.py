@@ -14,7 +14,7 @@ from p2pnode.training.devices.host import HostParts, HostTrainer
 from p2pnode.training.devices.names import resolved_devices, threads_each
 from p2pnode.training.devices.process import DeviceProcess, HostMemory
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
-from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.supervisor.process_trainer import ProcessTrainer
 from p2pnode.training.trainer_link.interface import Trainer
 

@@ -1,4 +1,6 @@
-"""How a trainer process is started: its command and its environment variables."""
+"""How a trainer process is started: its command and environment variables, and what it is told first: the settings, its
+seeds, and where its records come from.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,12 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import p2pnode
 from p2pnode.training.settings import TrainingSettings
 from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.record_messages import RecordSource
 
 #: Settings for glibc's malloc. By default it returns the gradients' pages to the kernel at each optimiser step and
 #: requests them again at the next, which halved the speed of small models on the CPU.
@@ -59,3 +63,33 @@ def _environment(settings: TrainingSettings, script: list[str] | None) -> dict[s
     if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in environment):
         environment |= KEEP_MEMORY
     return environment
+
+
+class NodeStart(NamedTuple):
+    """One start of a node; `incarnation` counts them. `records`: where its trainer gets records from. The trainer is
+    number `device` of the `devices` of the node."""
+
+    node_id: bytes
+    incarnation: int
+    records: RecordSource | None = None
+    device: int = 0
+    devices: int = 1
+
+
+def start_message(settings: TrainingSettings, node: NodeStart, starts: int) -> messages.Start:
+    """The daemon's first message at the start number `starts` of this node's trainer."""
+    source = messages.trainer_id(node.node_id, node.device)
+    return messages.Start(
+        task=settings.task,
+        data_dir=str(Path(settings.data_dir).expanduser().absolute()) if settings.data_dir else "",
+        options=settings.options,
+        device=settings.device,
+        threads=settings.threads,
+        seed=settings.seed,
+        node_seed=messages.derive_node_seed(settings.seed, source),
+        local_steps=settings.local_steps,
+        start_seed=messages.derive_start_seed(settings.seed, source, node.incarnation, starts),
+        records=node.records,
+        device_index=node.device,
+        device_count=node.devices,
+    )

@@ -17,16 +17,30 @@ import numpy as np
 
 from p2pnode.overlay.environment import Clock, Log
 from p2pnode.training.settings import TrainingSettings
-from p2pnode.training.supervisor.launch import Launch
-from p2pnode.training.supervisor.node_start import NodeStart, start_message
-from p2pnode.training.supervisor.opening import allocate, hello_of
-from p2pnode.training.supervisor.order_pace import OrderPace
+from p2pnode.training.supervisor.launch import Launch, NodeStart, start_message
 from p2pnode.training.supervisor.process import POLITE_S, TERMINATE_S, OutputLog
-from p2pnode.training.supervisor.session import START_TIMEOUT_S, TrainerSession, ignore_data, ignore_engine
-from p2pnode.training.supervisor.silence import Limits, SilenceVerdict, TrainerSilence
+from p2pnode.training.supervisor.session import (
+    START_TIMEOUT_S,
+    TrainerSession,
+    allocate,
+    hello_of,
+)
+from p2pnode.training.supervisor.silence import Limits, OrderPace, SilenceVerdict, TrainerSilence
 from p2pnode.training.trainer_link import messages
-from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from p2pnode.training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
+from p2pnode.training.trainer_link.data_messages import (
+    DataFromDaemon,
+    DataFromTrainer,
+    DataOpened,
+    DataTrained,
+    DataWanted,
+)
+from p2pnode.training.trainer_link.engine_messages import (
+    CallAnswered,
+    EngineAsked,
+    EngineFromDaemon,
+    EngineSaid,
+    PullDone,
+)
 from p2pnode.training.trainer_link.interface import (
     SAME_VALUES,
     BusyWith,
@@ -43,7 +57,14 @@ from p2pnode.training.trainer_link.interface import (
     TrainerLeft,
     Vector,
 )
-from p2pnode.training.trainer_link.record_messages import RecordsFromTrainer, RecordsGranted
+from p2pnode.training.trainer_link.record_messages import (
+    RecordsFromTrainer,
+    RecordsGranted,
+    RecordsOpened,
+    RecordsTrained,
+    RecordsUnreadable,
+    RecordsWanted,
+)
 from p2pnode.training.trainer_link.shared_memory import SharedVectors, TrainerMemory
 
 Answer = TypeVar(
@@ -104,8 +125,8 @@ class ProcessTrainer:
         self._memory: SharedVectors | TrainerMemory | None = None
         self._session: TrainerSession | None = None
         self._failure: TrainerFailed | None = None
-        self._on_data: Callable[[DataFromTrainer | RecordsFromTrainer], None] = ignore_data
-        self._on_engine: Callable[[EngineSaid], None] = ignore_engine
+        self._on_data: Callable[[DataFromTrainer | RecordsFromTrainer], None] = lambda _: None
+        self._on_engine: Callable[[EngineSaid], None] = lambda _: None
         self._has_ended = asyncio.Event()
         self._end = TrainerEnd()
         self._one_order = asyncio.Lock()
@@ -212,8 +233,6 @@ class ProcessTrainer:
             session = self._session = await TrainerSession.open(
                 launch, self._output, self._log, self._on_message, self._on_lost
             )
-            session.on_data(self._on_data)
-            session.on_engine(self._on_engine)
             self._starts += 1
             session.send(start_message(self._settings, self._node, self._starts))
             return session, hello_of(await session.opened(START_TIMEOUT_S))
@@ -275,7 +294,6 @@ class ProcessTrainer:
         session, self._session = self._session, None
         self._note_entered()
         if session is not None:
-            self._measured += session.take_measured()
             await session.close(polite_s=polite_s)
 
     # --- shared data --------------------------------------------------------------------------------------------
@@ -283,8 +301,6 @@ class ProcessTrainer:
     def on_data(self, handler: Callable[[DataFromTrainer | RecordsFromTrainer], None]) -> None:
         """See `Trainer.on_data`."""
         self._on_data = handler
-        if self._session is not None:
-            self._session.on_data(handler)
 
     def send_data(self, message: DataFromDaemon | RecordsGranted | EngineFromDaemon) -> None:
         """See `Trainer.send_data`."""
@@ -293,8 +309,6 @@ class ProcessTrainer:
     def on_engine(self, handler: Callable[[EngineSaid], None]) -> None:
         """See `Trainer.on_engine`."""
         self._on_engine = handler
-        if self._session is not None:
-            self._session.on_engine(handler)
 
     async def ended(self) -> TrainerFailed:
         """See `Trainer.ended`."""
@@ -350,7 +364,7 @@ class ProcessTrainer:
     def take_measured(self) -> list[Evaluation]:
         """See `Trainer.take_measured`."""
         measured, self._measured = self._measured, []
-        return measured + (self._session.take_measured() if self._session is not None else [])
+        return measured
 
     async def _ask(self, order: Callable[[int], messages.Order], answer: type[Answer]) -> Answer:
         async with self._one_order:
@@ -436,6 +450,15 @@ class ProcessTrainer:
                     self._findings[event] = (what, do)
             case messages.ValuesEntered():
                 self._note_entered()
+            case messages.Measurement(step, metrics, samples):
+                self._measured.append(Evaluation(step, metrics, samples))
+            case DataOpened() | DataWanted() | RecordsOpened() | RecordsWanted() | RecordsUnreadable():
+                self._on_data(message)
+            case DataTrained() | RecordsTrained() if session.awaits(message.turn):
+                # What a cancelled turn trained does not reach the model.
+                self._on_data(message)
+            case EngineAsked() | PullDone() | CallAnswered():
+                self._on_engine(message)
             case messages.LeaveRequested():
                 self._has_left = True
                 session.fail_order(TrainerLeft(LEAVE_CALLED))

@@ -17,30 +17,21 @@ import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from p2pnode.overlay.environment import Log
-from p2pnode.training.supervisor.ending import unexpected_end
+from p2pnode.overlay.system import ThreadExecutor
+from p2pnode.training.layout import Layout
 from p2pnode.training.supervisor.launch import Launch
-from p2pnode.training.supervisor.process import OUTPUT_END_S, POLITE_S, OutputLog, TrainerProcess
+from p2pnode.training.supervisor.process import OUTPUT_END_S, POLITE_S, OutputLog, TrainerProcess, unexpected_end
 from p2pnode.training.supervisor.sender import SocketSender
 from p2pnode.training.trainer_link import messages
-from p2pnode.training.trainer_link.data_messages import DataFromTrainer, DataOpened, DataTrained, DataWanted
 from p2pnode.training.trainer_link.engine_messages import (
-    CallAnswered,
-    EngineAsked,
     EngineOpened,
-    EngineSaid,
-    PullDone,
 )
-from p2pnode.training.trainer_link.interface import Evaluation, TrainerFailed, TrainerLeft
-from p2pnode.training.trainer_link.record_messages import (
-    RecordsFromTrainer,
-    RecordsOpened,
-    RecordsTrained,
-    RecordsUnreadable,
-    RecordsWanted,
-)
+from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello, TrainerLeft
+from p2pnode.training.trainer_link.messages import Hello
+from p2pnode.training.trainer_link.shared_memory import SharedVectors
 
 #: The path of a Unix socket is limited to 108 bytes on Linux and 104 on macOS, with the terminating zero.
 SOCKET_PATH_BYTES = 100
@@ -74,9 +65,6 @@ class TrainerSession:
         self._log = log
         self._on_message = on_message
         self._on_lost = on_lost
-        self._on_data: Callable[[DataFromTrainer | RecordsFromTrainer], None] = ignore_data
-        self._on_engine: Callable[[EngineSaid], None] = ignore_engine
-        self._measured: list[Evaluation] = []
         self._turn = 0
         self._reply: asyncio.Future[messages.FromTrainer] | None = None
         #: The files of orders to save that the trainer writes beside its training, by turn.
@@ -143,14 +131,6 @@ class TrainerSession:
                     folder.rmdir()
         return cls(process, connection, launch, output, log, on_message, on_lost)
 
-    def on_data(self, handler: Callable[[DataFromTrainer | RecordsFromTrainer], None]) -> None:
-        """Call `handler` with every message about shared data."""
-        self._on_data = handler
-
-    def on_engine(self, handler: Callable[[EngineSaid], None]) -> None:
-        """Call `handler` with every message about a run of an engine."""
-        self._on_engine = handler
-
     def send(self, message: messages.FromDaemon, descriptors: tuple[int, ...] = ()) -> None:
         """Send a message."""
         self._sender.send(messages.encode(message), descriptors)
@@ -169,10 +149,9 @@ class TrainerSession:
         """A future that is done when the file of an order to save is written; it raises `TrainerFailed`."""
         return self._files[turn]
 
-    def take_measured(self) -> list[Evaluation]:
-        """The evaluations that the trainer has sent without an order since the last call."""
-        measured, self._measured = self._measured, []
-        return measured
+    def awaits(self, turn: int) -> bool:
+        """Whether the order of this turn is under way, and was not cancelled."""
+        return self._reply is not None and not self._reply.done() and turn == self._turn
 
     def forget(self) -> None:
         """The caller no longer waits for the order."""
@@ -295,8 +274,6 @@ class TrainerSession:
     def _dispatch(self, message: messages.FromTrainer) -> None:
         self._on_message(self, message)
         match message:
-            case messages.Measurement(step, metrics, samples):
-                self._measured.append(Evaluation(step, metrics, samples))
             case messages.Written() | messages.NotWritten() if message.turn in self._files:
                 self._end_file(self._files[message.turn], message)
             case (
@@ -309,33 +286,17 @@ class TrainerSession:
                 | messages.NotWritten()
             ):
                 self._is_proven = self._is_proven or isinstance(message, messages.Trained)
-                if self._reply is not None and not self._reply.done() and message.turn == self._turn:
+                if self._reply is not None and self.awaits(message.turn):
                     self._reply.set_result(message)
             case messages.Hello() | messages.Ready() | EngineOpened():
                 self._uses_engine = self._uses_engine or isinstance(message, EngineOpened)
                 self._opening.put_nowait(message)
-            case DataOpened() | DataWanted() | RecordsOpened() | RecordsWanted() | RecordsUnreadable():
-                self._on_data(message)
-            case DataTrained() | RecordsTrained():
-                # What a cancelled turn trained does not reach the model.
-                if self._reply is not None and not self._reply.done() and message.turn == self._turn:
-                    self._on_data(message)
-            case EngineAsked() | PullDone() | CallAnswered():
-                self._on_engine(message)
             case messages.Warned() if message.message:
                 hint = {"hint": message.do} if message.do else {}
                 self._log.warning("trainer_warned", about=message.event, message=message.message, **hint)
             case messages.Failed():
                 fatal = message.fatal or not self._is_proven
                 self.failure = self.failure or TrainerFailed(message.reason, message.hint, fatal=fatal)
-
-
-def ignore_data(_: DataFromTrainer | RecordsFromTrainer) -> None:
-    """The handler until data is shared."""
-
-
-def ignore_engine(_: EngineSaid) -> None:
-    """The handler until an engine runs."""
 
 
 async def _connected(listener: socket.socket, process: TrainerProcess, alone: Path) -> socket.socket | None:
@@ -376,3 +337,28 @@ def _socket_folder(state_dir: Path) -> tuple[Path, bool]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
     return folder, False
+
+
+def hello_of(opened: Hello | EngineOpened) -> TrainerHello:
+    """The trainer as it describes itself. A script with an engine has an empty layout: it trains no model."""
+    if isinstance(opened, Hello):
+        return opened.hello
+    return TrainerHello(
+        Layout(()), f"engine {opened.kind}", "1", "", "cpu", evaluates=False, pid=opened.pid, engine=opened
+    )
+
+
+def checked_total(total: int) -> None:
+    """Raises `TrainerFailed` for a model without values."""
+    if total < 1:
+        raise TrainerFailed("the model has no trainable parameter", "see requires_grad of its parameters", fatal=True)
+
+
+async def allocate(total: int) -> SharedVectors:
+    """The buffers for a model of so many values. Raises `TrainerFailed`."""
+    checked_total(total)
+    executor = ThreadExecutor(1)  # Allocating gigabytes takes seconds, and happens once.
+    try:
+        return cast(SharedVectors, await executor.run(SharedVectors, total))
+    finally:
+        executor.close()

@@ -23,21 +23,17 @@ from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone, St
 from p2pnode.training.trainer.contract import ModelContract
 from p2pnode.training.trainer.device_turns import DeviceTurns, refuse_ranks
 from p2pnode.training.trainer.memory_estimate import host_bytes
-from p2pnode.training.trainer.metric_means import MetricMeans
 from p2pnode.training.trainer.model_description import ModelDescriber
 from p2pnode.training.trainer.rank_agreement import APART_HINT, RankAgreement, difference
 from p2pnode.training.trainer.rank_states import RankStates
 from p2pnode.training.trainer.ranks import Ranks, Turn
-from p2pnode.training.trainer.rounding import roundings
 from p2pnode.training.trainer.sampling.shared_data import SharedData
 from p2pnode.training.trainer.script_arguments import ScriptArguments
-from p2pnode.training.trainer.script_settings import NodeKnowledge, ScriptSettings
 from p2pnode.training.trainer.script_state import ScriptState
+from p2pnode.training.trainer.script_surface import NodeKnowledge, ScriptSettings, SignsOfLife, SwarmData
 from p2pnode.training.trainer.script_warnings import ScriptWarnings
-from p2pnode.training.trainer.signs_of_life import SignsOfLife
 from p2pnode.training.trainer.snapshot import CannotWrite
-from p2pnode.training.trainer.step_count import StepCount
-from p2pnode.training.trainer.swarm_data import SwarmData
+from p2pnode.training.trainer.step_count import MetricMeans, StepCount
 from p2pnode.training.trainer.value_entry import News, ValueEntry
 from p2pnode.training.trainer.vector import ModelVector
 from p2pnode.training.trainer.weight_loads import WeightLoads
@@ -83,7 +79,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
     `workers` is the number of nodes that train. `is_first` is true on one node of the swarm, for work to be done once;
     `node_index` is this node's place among those that train, in the order of their ids: 0 is the first. All three may
     change with every turn. `local_steps` is the number of optimiser steps in a turn. `seed`, `device`, `data_dir` and
-    `options` are the node's settings (`training.trainer.script_settings`).
+    `options` are the node's settings (`training.trainer.script_surface`).
     """
 
     def __init__(
@@ -120,8 +116,6 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         self._loads = WeightLoads(vector, given.optimizers, given.on_load)
         self._count = StepCount(given.optimizers, vector.tensors, warnings)
         self._describer = ModelDescriber(model, vector, warnings)
-        for text in roundings(vector.named_tensors()):
-            self._warn("values_rounded", text)
         SwarmData.__init__(self, SharedData(ranks, connection, warnings), self._end_turn)
         SignsOfLife.__init__(self, connection)
         self._script_state = ScriptState(given, vector.unshared, self._data, self._loads, warnings)
@@ -141,12 +135,18 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         """Whether the script is to end its loop; the model holds the shared weights then. Raises `SwarmLost`."""
         if self._data.stopped and not self._done:
             # The node stopped while the script waited for data: it takes the last weights as after a turn.
-            try:
+            with self._raising_lost():
                 self._next_turn()
-            except DaemonGone as gone:
-                self._done = True
-                raise SwarmLost(str(gone) or LOST) from gone
         return self._done
+
+    @contextlib.contextmanager
+    def _raising_lost(self) -> Iterator[None]:
+        """Raises `SwarmLost`, for the script, where the daemon has ended."""
+        try:
+            yield
+        except DaemonGone as gone:
+            self._done = True
+            raise SwarmLost(str(gone) or LOST) from gone
 
     # --- called by the script -----------------------------------------------------------------------------------
 
@@ -183,10 +183,8 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
             message = f"the metrics are of this node's own weights, {steps}: evaluate inside swarm.shared_weights()"
             self._warn("own_weights_evaluated", message)
         step = self.step_number if self.done else self._devices.known_step or self._entry.known_step
-        try:
+        with self._raising_lost():
             self._connection.send(messages.Measurement(step, values, int(samples)))
-        except DaemonGone as gone:
-            raise SwarmLost(str(gone) or LOST) from gone
 
     def step(self, samples: int = 0, loss: float | Tensor = math.nan, **metrics: float | Tensor) -> None:
         """Call after each optimiser step, with the number of `samples` on this rank and their mean `loss`.
@@ -208,7 +206,7 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
             self._loads.stepped(steps, self.workers)
             with self._loads.pull() if self._devices.moves else contextlib.nullcontext():
                 self._devices.stepped(loss)
-        try:
+        with self._raising_lost():
             if not steps:
                 self._report_idle()
             elif self._devices.asks:
@@ -220,9 +218,6 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
             else:
                 self._report_turn()
                 self._next_turn()
-        except DaemonGone as gone:
-            self._done = True
-            raise SwarmLost(str(gone) or LOST) from gone
 
     def leave(self) -> None:
         """Let this node leave the swarm. Returns with `done` set and the swarm's weights in the model, without the
@@ -232,13 +227,10 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         """
         if self.done:
             return
-        try:
+        with self._raising_lost():
             if self._connection is not None:
                 self._connection.send(messages.LeaveRequested())
             self._next_turn()
-        except DaemonGone as gone:
-            self._done = True
-            raise SwarmLost(str(gone) or LOST) from gone
 
     def _take(self, given: ScriptArguments) -> None:
         """The script has attached once more, perhaps with other optimisers. Raises `TrainerFailed`."""

@@ -46,6 +46,8 @@ class ModelContract:
         self._turns = 0
         self._has_warned = False
         _refuse_values(model)
+        for text in roundings(vector.named_tensors()):
+            warn("values_rounded", text)
         self._remember()
         self._was_frozen = {name for name, tensor in self._named.items() if not tensor.requires_grad}
         if not own_copies:
@@ -234,3 +236,24 @@ def _is_finite(tensor: Tensor) -> bool:
     tensor = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no sum
     # A finite sum proves it, and takes a tenth of the time; another one may be an overflow.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+WIDE = "the swarm's values are float32, to which these are rounded in every turn; keep the model in float32"
+NARROW = (
+    "a turn begins with the swarm's float32 values rounded to this type, which has no room for small changes; keep the "
+    "weights in float32 and train under autocast"
+)
+
+
+def roundings(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """A sentence for each type other than float32 among the vector's tensors."""
+    names: dict[torch.dtype, list[str]] = {}
+    for name, tensor in tensors:
+        names.setdefault(tensor.dtype, []).append(name)
+    names.pop(torch.float32, None)
+    said = []
+    for dtype, found in names.items():
+        others = f" and {len(found) - 1} more tensors are" if len(found) > 1 else " is"
+        why = WIDE if dtype == torch.float64 else NARROW
+        said.append(f"{found[0]}{others} {str(dtype).removeprefix('torch.')}: {why}")
+    return said

@@ -1,19 +1,82 @@
 """What a script does differently as one of several trainers of its node: before each optimiser step it asks what the
-next iteration is, and after it the model is pulled to the leaders' values.
+next iteration is, and after it the model is pulled to the leaders' values, the proximal term of leader SGD.
+
+Those are the values of the leaders at the last distributed step, in memory that the daemon shares. The pulls compose as
+in LSGD's local step: first to the leader of the swarm, then to that of the node.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
+from collections.abc import Iterable
+
+import torch
 from torch import Tensor
 
 from p2pnode.training.trainer.connection import DaemonConnection
 from p2pnode.training.trainer.device_merge import DeviceMerge
-from p2pnode.training.trainer.leaders import LeaderPulls
-from p2pnode.training.trainer.recent_losses import RecentLosses
 from p2pnode.training.trainer.vector import ModelVector
 from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder, TrainerFailed, Vector
 from p2pnode.training.trainer_link.messages import Start
 from p2pnode.training.trainer_link.step_messages import StepAnswer
+
+
+class RecentLosses:
+    """The losses of the last batches, as many as `window` says."""
+
+    def __init__(self) -> None:
+        self._window = 0
+        self._losses: deque[float] = deque()
+
+    def add(self, losses: Iterable[float], window: int) -> None:
+        """The losses of a turn; `window` 0: nobody asks for them."""
+        if window != self._window:
+            self._window, self._losses = window, deque(self._losses, maxlen=window)
+        self._losses.extend(losses)
+
+    def mean(self) -> float | None:
+        """Their mean; None while there are fewer than the window, so that a trainer with few batches does not look
+        best, and where one is not finite."""
+        if not self._window or len(self._losses) < self._window:
+            return None
+        mean = math.fsum(self._losses) / self._window if all(map(math.isfinite, self._losses)) else math.nan
+        return mean if math.isfinite(mean) else None
+
+
+class LeaderPulls:
+    """Belongs to one model. `vectors`: the values of the node's leader and, where there is one, of the swarm's,
+    `float32[total]`; none where this trainer follows no leader."""
+
+    def __init__(self, model_vector: ModelVector, vectors: tuple[Vector, ...]) -> None:
+        self._model_vector = model_vector
+        self._vectors = vectors
+        self._pulls: list[tuple[list[Tensor], float]] = []
+
+    @torch.no_grad()
+    def begin(self, order: StepOrder, leader: Tensor | None = None) -> None:
+        """A turn begins: copy what it is pulled to, to the model's device where that is another one. `leader`: the
+        values of the node's leader where they are there already."""
+        self._pulls = []
+        vectors: list[Vector | Tensor] = [*self._vectors]
+        if leader is not None:
+            vectors[:1] = [leader]
+        # The swarm's leader first.
+        for vector, share in list(zip(vectors, (order.local_pull, order.global_pull), strict=False))[::-1]:
+            if share:
+                self._pulls.append((self._model_vector.parts_of(vector), share))
+
+    @property
+    def moves(self) -> bool:
+        """Whether `apply` changes the model in this turn."""
+        return bool(self._pulls)
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """An optimiser step was taken: x ← (1 − p) x + p · leader, for each leader."""
+        for parts, share in self._pulls:
+            for (_, tensor), part in zip(self._model_vector.named_tensors(), parts, strict=True):
+                tensor.lerp_(part, share) if tensor.dtype == part.dtype else tensor.lerp_(part.to(tensor.dtype), share)
 
 
 class DeviceTurns:

@@ -19,9 +19,9 @@ from typing import Any
 from torch import Tensor
 
 from p2pnode.training.trainer import snapshot
-from p2pnode.training.trainer.checksums import checksum
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.state_writer import StateWriter, tensor_bytes, tensors_of
+from p2pnode.training.trainer.unshared_tensors import checksum
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import TrainerFailed
 

@@ -131,7 +131,7 @@ class TaskRunner:
         self._swarm._use(vector, delta)  # noqa: SLF001
 
     def follow(self, leaders: tuple[Vector, ...]) -> None:
-        """The values to which turns may pull the model (`training.trainer.leaders`)."""
+        """The values to which turns may pull the model (`training.trainer.device_turns`)."""
         self._swarm._devices.follow(leaders)  # noqa: SLF001
 
     def begin_anew(self) -> None:

@@ -27,7 +27,7 @@ class Warn(Protocol):
 class Schedule:
     """A scheduler that can be moved to any position. `position` counts optimiser steps of the swarm.
 
-    One optimiser step moves the scheduler on by `stride` (`training.trainer.accelerated`).
+    One optimiser step moves the scheduler on by `stride` (`training.trainer.script_arguments`).
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """What a script or a task gives beside its model: optimisers, the schedules of their rates, a scaler, its own state.
 
 One of each or several: `attach(model, [muon, adamw], [warm_up, cosine])`. A schedule belongs to the optimiser that it
-was made for. What Accelerate's `prepare` returns is unwrapped (`training.trainer.accelerated`).
+was made for. What Hugging Face's `Accelerator.prepare` returns is unwrapped, without importing it: its wrappers skip
+calls while gradients accumulate, and turns are counted on what is inside them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from p2pnode.training.trainer.accelerated import bare_optimizer, bare_scheduler
 from p2pnode.training.trainer.rank_states import optimizer_state
 from p2pnode.training.trainer.schedule import Schedule, Warn
 from p2pnode.training.trainer.script_warnings import ScriptWarnings
@@ -158,3 +158,25 @@ def _made_for(scheduler: Any) -> Any:
             return None
         scheduler = inner[0]
     return bare_optimizer(optimizer)[0]
+
+
+def bare_optimizer(optimizer: Any) -> tuple[Any, GradScaler | None]:
+    """What is inside an `AcceleratedOptimizer`, and its scaler; anything else as it is."""
+    if _is_accelerated(optimizer, "AcceleratedOptimizer"):
+        return optimizer.optimizer, optimizer.scaler
+    return optimizer, None
+
+
+def bare_scheduler(scheduler: Any) -> tuple[Any, int]:
+    """What is inside an `AcceleratedScheduler`, and by how much one optimiser step moves it on."""
+    if not _is_accelerated(scheduler, "AcceleratedScheduler"):
+        return scheduler, 1
+    stride = 1
+    if scheduler.step_with_optimizer and not scheduler.split_batches:
+        # It counts the batches of all processes: each optimiser step is one step per process.
+        stride = scheduler.optimizers[0].accelerator_state.num_processes
+    return scheduler.scheduler, stride
+
+
+def _is_accelerated(value: object, name: str) -> bool:
+    return any(kind.__name__ == name and kind.__module__.startswith("accelerate.") for kind in type(value).__mro__)

@@ -11,6 +11,7 @@ That it is so is found by the weights: they change, and no hook has run.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -129,3 +130,29 @@ class StepCount:
     def _look(self) -> Tensor:
         parts = [tensor.reshape(-1)[:: max(1, tensor.numel() // LOOKED_AT_VALUES)] for tensor in self._tensors]
         return torch.cat([part.detach().to("cpu", torch.float32, copy=True) for part in parts])
+
+
+class MetricMeans:
+    """Sums per name since the turn began."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, name: str, value: float | Tensor) -> None:
+        """Add one value; a `loss` of NaN before any other loss means that none was given."""
+        if isinstance(value, Tensor):
+            term = value.detach().float().reshape(())
+        elif name == "loss" and math.isnan(value) and name not in self._sums:
+            return
+        else:
+            term = torch.tensor(float(value))
+        self._sums[name] = self._sums[name] + term if name in self._sums else term
+        self._counts[name] = self._counts.get(name, 0) + 1
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sums
+
+    def means(self) -> dict[str, float]:
+        """The mean per name; waits for the device."""
+        return {name: float(total) / self._counts[name] for name, total in self._sums.items()}

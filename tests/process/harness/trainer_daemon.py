@@ -11,7 +11,7 @@ from pathlib import Path
 
 from p2pnode.overlay.system import SystemClock
 from p2pnode.training.settings import TrainingSettings
-from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.supervisor.process_trainer import ProcessTrainer
 from p2pnode.training.trainer_link.interface import StepOrder
 from tests.process.harness.trainer_world import QuietLog

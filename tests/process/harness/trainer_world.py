@@ -13,7 +13,7 @@ from typing import Any
 
 from p2pnode.overlay.system import SystemClock
 from p2pnode.training.settings import TrainingSettings
-from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.supervisor.process_trainer import ProcessTrainer
 from tests.process.harness.forked_python import trainers_are_forks
 

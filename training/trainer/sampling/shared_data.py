@@ -9,10 +9,9 @@ from torch.utils.data import IterableDataset
 
 from p2pnode.training.trainer.connection import DaemonConnection
 from p2pnode.training.trainer.ranks import Ranks
-from p2pnode.training.trainer.records.dataset import SwarmRecords
-from p2pnode.training.trainer.records.file_stream import RecordFileStream
-from p2pnode.training.trainer.records.opening import open_files, open_tasks
+from p2pnode.training.trainer.records.dataset import RecordFileStream, SwarmRecords
 from p2pnode.training.trainer.records.record_draws import Decode, RecordDraws
+from p2pnode.training.trainer.records.task_source import open_files, open_tasks
 from p2pnode.training.trainer.sampling.link import DataLink, packed_state, unpacked_state
 from p2pnode.training.trainer.sampling.sampler import SwarmSampler
 from p2pnode.training.trainer.sampling.shard import SwarmShard

@@ -12,7 +12,7 @@ import pytest
 from p2pnode.training.devices import process as module
 from p2pnode.training.devices.process import DeviceProcess, HostMemory
 from p2pnode.training.settings import TrainingSettings
-from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import MergeOrder, TrainerFailed
 from p2pnode.training.trainer_link.shared_memory import HostVectors, SharedVectors

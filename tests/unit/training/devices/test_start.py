@@ -14,7 +14,7 @@ from p2pnode.training.devices.host import HostTrainer
 from p2pnode.training.devices.process import DeviceProcess
 from p2pnode.training.devices.start import PATIENCE, count_gpus, make_trainer
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
-from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.supervisor.process_trainer import ProcessTrainer
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run

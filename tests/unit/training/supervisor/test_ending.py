@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from p2pnode.training.supervisor import memory_group
-from p2pnode.training.supervisor.ending import unexpected_end
-from p2pnode.training.supervisor.process import OutputLog
+from p2pnode.training.supervisor import kernel
+from p2pnode.training.supervisor.process import OutputLog, unexpected_end
 from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.unit.training.supervisor.test_printed_end import CHAINED, SCRIPT, SECONDARY, torchrun
 
@@ -59,7 +58,7 @@ def test_a_code_or_a_signal_is_the_cause_where_there_is_no_exception(
 def test_a_process_that_the_kernel_killed_for_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the limit, and what to lower; under torchrun too. An exception is the reason even if a process was killed
     meanwhile."""
-    monkeypatch.setattr(memory_group, "limit_bytes", lambda: 512_000_000)
+    monkeypatch.setattr(kernel, "limit_bytes", lambda: 512_000_000)
     for failed in (
         failure_of(tmp_path, -9, "loss 0.25\n", ran_out=True),
         failure_of(tmp_path, 1, SECONDARY + torchrun(-9), ran_out=True),

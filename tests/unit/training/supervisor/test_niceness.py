@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pnode.training.supervisor.niceness import LARGEST, make_nicer
+from p2pnode.training.supervisor.kernel import LARGEST, make_nicer
 
 AUTOGROUP = Path("/proc/self/autogroup")
 
@@ -51,7 +51,7 @@ def test_a_write_that_comes_too_soon_is_tried_again(
         return len(text)
 
     monkeypatch.setattr(Path, "write_text", write_text)
-    monkeypatch.setattr("p2pnode.training.supervisor.niceness.PAUSE_S", 0.0)
+    monkeypatch.setattr("p2pnode.training.supervisor.kernel.PAUSE_S", 0.0)
     asyncio.run(make_nicer(leader.pid, 3, tmp_path))
     assert written == [(tmp_path / str(leader.pid) / "autogroup", str(os.getpriority(os.PRIO_PROCESS, 0) + 3))]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from p2pnode.training.settings import TrainingSettings
-from p2pnode.training.supervisor.node_start import NodeStart, start_message
+from p2pnode.training.supervisor.launch import NodeStart, start_message
 
 NODE = NodeStart(b"n" * 20, 3)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from p2pnode.training.layout import Layout
-from p2pnode.training.supervisor.opening import allocate, checked_total, hello_of
+from p2pnode.training.supervisor.session import allocate, checked_total, hello_of
 from p2pnode.training.trainer_link.engine_messages import EngineOpened
 from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello
 from p2pnode.training.trainer_link.messages import Hello

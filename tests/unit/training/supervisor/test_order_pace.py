@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from p2pnode.training.supervisor.order_pace import OrderPace
-from p2pnode.training.supervisor.silence import Limits
+from p2pnode.training.supervisor.silence import Limits, OrderPace
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import StepOrder
 

@@ -14,7 +14,7 @@ import pytest
 
 from p2pnode.training.settings import TrainingSettings
 from p2pnode.training.supervisor import process as module
-from p2pnode.training.supervisor.node_start import NodeStart
+from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.supervisor.process import (
     LOG_BYTES,
     LOG_END_S,

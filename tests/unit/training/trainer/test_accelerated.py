@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import p2pnode
-from p2pnode.training.trainer.accelerated import bare_optimizer, bare_scheduler
 from p2pnode.training.trainer.schedule import Schedule
+from p2pnode.training.trainer.script_arguments import bare_optimizer, bare_scheduler
 from tests.harness.swarms.script_swarm import train_together
 
 pytestmark = pytest.mark.usefixtures("one_thread")

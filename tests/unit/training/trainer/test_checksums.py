@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from p2pnode.training.trainer.checksums import ROW, WORD_BYTES, checksum
+from p2pnode.training.trainer.unshared_tensors import ROW, WORD_BYTES, checksum
 
 ROW_BYTES = ROW * WORD_BYTES
 

@@ -15,7 +15,7 @@ from p2pnode.training.devices.arithmetic import weights_of
 from p2pnode.training.devices.groups import DeviceGroups
 from p2pnode.training.devices.positions import LeaderPositions
 from p2pnode.training.trainer.device_merge import DeviceMerge
-from p2pnode.training.trainer.leaders import LeaderPulls
+from p2pnode.training.trainer.device_turns import LeaderPulls
 from p2pnode.training.trainer.vector import ModelVector
 from p2pnode.training.trainer_link.interface import LeaderStep, MergeOrder, StepOrder, StepReport
 

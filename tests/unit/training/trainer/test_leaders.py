@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2pnode.training.trainer.leaders import LeaderPulls
+from p2pnode.training.trainer.device_turns import LeaderPulls
 from p2pnode.training.trainer.vector import ModelVector
 from p2pnode.training.trainer_link.interface import StepOrder, Vector
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from p2pnode.training.trainer.metric_means import MetricMeans
+from p2pnode.training.trainer.step_count import MetricMeans
 
 
 def test_numbers_and_tensors_are_averaged_by_name() -> None:

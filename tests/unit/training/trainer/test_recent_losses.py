@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pnode.training.trainer.recent_losses import RecentLosses
+from p2pnode.training.trainer.device_turns import RecentLosses
 
 
 def test_a_running_loss_needs_a_full_window_of_finite_losses() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from p2pnode.training.trainer.rounding import roundings
+from p2pnode.training.trainer.contract import roundings
 from p2pnode.training.trainer.vector import ModelVector
 
 

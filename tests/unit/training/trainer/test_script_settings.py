@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pnode.training.trainer.script_settings import ScriptSettings
+from p2pnode.training.trainer.script_surface import ScriptSettings
 from p2pnode.training.trainer_link.interface import TrainerFailed
 from p2pnode.training.trainer_link.messages import Start, derive_start_seed
 

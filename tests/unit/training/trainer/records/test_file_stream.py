@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from p2pnode.training.dispatch.dataset import read_dataset
 from p2pnode.training.trainer.connection import DaemonConnection
 from p2pnode.training.trainer.ranks import Ranks
-from p2pnode.training.trainer.records.file_stream import RecordFileStream
+from p2pnode.training.trainer.records.dataset import RecordFileStream
 from p2pnode.training.trainer.sampling.shared_data import SharedData
 from p2pnode.training.trainer_link.messages import Start
 from p2pnode.training.trainer_link.record_messages import RecordSource

@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from p2pnode.training.trainer.connection import DaemonConnection
-from p2pnode.training.trainer.records.opening import open_files, open_tasks
-from p2pnode.training.trainer.records.task_source import DispatchedTasks, LocalTasks
+from p2pnode.training.trainer.records.task_source import DispatchedTasks, LocalTasks, open_files, open_tasks
 from p2pnode.training.trainer_link.interface import TrainerFailed
 from p2pnode.training.trainer_link.record_messages import RecordSource
 from tests.harness.builders.record_files import RecordConnection, write_records
