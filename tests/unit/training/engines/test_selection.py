@@ -45,19 +45,19 @@ def test_an_option_that_cannot_be_met_is_refused_before_a_node_is_asked(
 
 
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Dask the error names it, and the extra that has it."""
+    """The error names it, and the extra that has it."""
     for name in [name for name in sys.modules if name.startswith("p2pnode.training.engines.mapreduce")]:
         monkeypatch.delitem(sys.modules, name)
     real = builtins.__import__
 
-    def without_dask(name: str, *rest: Any, **more: Any) -> Any:
-        if name.partition(".")[0] == "dask":
-            raise ModuleNotFoundError(f"No module named {name!r}", name="dask")
+    def without_fsspec(name: str, *rest: Any, **more: Any) -> Any:
+        if name.partition(".")[0] == "fsspec":
+            raise ModuleNotFoundError(f"No module named {name!r}", name="fsspec")
         return real(name, *rest, **more)
 
-    monkeypatch.setattr(builtins, "__import__", without_dask)
+    monkeypatch.setattr(builtins, "__import__", without_fsspec)
 
-    with pytest.raises(EngineUnavailable, match=r"needs the package dask: pip install 'p2pnode\[mapreduce\]'"):
+    with pytest.raises(EngineUnavailable, match=r"needs the package fsspec: pip install 'p2pnode\[mapreduce\]'"):
         p2pnode.engine("mapreduce")
 
 

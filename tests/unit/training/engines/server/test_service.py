@@ -90,25 +90,6 @@ async def value(world: World) -> object:
     return None if found is None else found.value
 
 
-def test_a_worker_gets_a_task_with_the_values_of_its_keys() -> None:
-    """At once, and then none before its report; its update is in the values, and counted once."""
-
-    async def scenario(world: World, _: WorldNode) -> None:
-        worker = Worker(world)
-        await world.store.set("k", 40)
-        task = await worker.task()
-        assert (task.version, task.values) == (0, [(encode_key("k"), encode_value("k", 40))])
-        report = computed(task, 2)
-        first = await worker.ask(report)
-        assert first.outcomes == [(*report.name, "counted")]
-        assert (first.version, await value(world)) == (1, 42)
-        again = await worker.ask(report)
-        assert again.outcomes == [(*report.name, "counted")]
-        assert await value(world) == 42
-
-    play(scenario)
-
-
 def test_a_worker_without_news_is_answered_after_a_second() -> None:
     """It learns that the server lives. When it asks again meanwhile, its former request is answered at once."""
 
@@ -217,43 +198,6 @@ def test_a_server_waits_no_longer_than_five_seconds_for_those_that_have_not_hear
         began = world.clock()
         await server.task
         assert STAY_S - 0.5 <= world.clock() - began <= STAY_S + 0.1
-
-    play(scenario, verbs)
-
-
-def test_a_task_whose_push_fails_again_and_again_ends_the_run() -> None:
-    """More often than `max_failures`; every node hears which verb failed where."""
-
-    async def scenario(world: World, server: WorldNode) -> None:
-        worker = Worker(world)
-        for _ in range(OPTIONS.max_failures + 1):
-            failed = computed(await worker.task(), updates=[], failure="ValueError: wrong")
-            told = await worker.ask(failed)
-        while not told.ended:
-            told = await worker.ask()
-        assert told.ended == "failed"
-        assert told.failure is not None
-        assert (told.failure.verb, told.failure.node) == ("push", worker.node.node_id.hex())
-        with pytest.raises(VerbFailed, match="ValueError: wrong"):
-            await server.task
-
-    play(scenario)
-
-
-def test_a_schedule_that_raises_ends_the_run() -> None:
-    """As any function of the program does."""
-    verbs = summing()
-    verbs.register_schedule(lambda ctx, workers: 1 / 0)
-
-    async def scenario(world: World, server: WorldNode) -> None:
-        worker = Worker(world)
-        told = await worker.ask()
-        while not told.ended:
-            told = await worker.ask()
-        assert told.failure is not None
-        assert told.failure.verb == "schedule"
-        with pytest.raises(VerbFailed, match="ZeroDivisionError"):
-            await server.task
 
     play(scenario, verbs)
 

@@ -15,7 +15,7 @@ from p2pnode.training.engines.server.core import MAX_KEYS, RECORD_KEY, Failure, 
 from p2pnode.training.engines.server.messages import HeldLease, NoServer, Poll, TaskGiven, Told
 from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import ServerVerbs
-from p2pnode.training.engines.server.worker import NO_SERVER_S, RENEW_S, RETRY_S, run_worker
+from p2pnode.training.engines.server.worker import RENEW_S, run_worker
 from p2pnode.training.trainer_link.engine_messages import MembersFound, NotAnswered
 from p2pnode.training.values.encoding import encode_key, encode_value
 from tests.harness.environment.virtual_loop import run
@@ -122,14 +122,6 @@ def test_a_task_is_computed_from_its_values_and_reported_until_it_counts() -> No
     assert {(poll.run, poll.settings, poll.wants) for _, poll in host.polls} == {(3, ServerOptions().text(), True)}
 
 
-@pytest.mark.parametrize(("outcome", "is_repeated"), [("waits", True), ("unknown", True), ("superseded", False)])
-def test_a_report_is_repeated_only_while_its_end_is_open(outcome: Any, is_repeated: bool) -> None:
-    """A server that takes over knows nothing of it yet; one that another has made is done."""
-    host = Host(told(task=task(1)), told(outcomes=[(1, 1, outcome)]), told())
-    assert work(host) == 0
-    assert bool(host.polls[2][1].reports) == is_repeated
-
-
 def test_an_update_that_the_server_keeps_is_not_sent_again_to_it() -> None:
     """In another epoch it is: that server has not got it."""
     kept = told(outcomes=[(1, 1, "kept")])
@@ -226,33 +218,6 @@ def test_a_server_that_does_not_serve_names_the_one_that_does() -> None:
         assert [server for server, _ in host.polls] == [ONE, second, second]
 
 
-def test_a_server_that_refuses_the_node_ends_its_work() -> None:
-    """With the server's own words."""
-    with pytest.raises(NoServer, match="31313131 refuses this node: other settings"):
-        work(Host(told(refused="other settings")))
-
-
-def test_without_a_server_a_worker_gives_up_after_two_minutes() -> None:
-    """It says what was lost, if there was anything; all known servers are asked again and again."""
-    host = Host()
-    host.stops = False
-
-    async def main() -> float:
-        began = asyncio.get_running_loop().time()
-        with pytest.raises(NoServer, match="no server has answered for 120 s") as nobody:
-            await run_worker(doubling(), host, ServerOptions())  # type: ignore[arg-type]
-        assert "The last one" not in str(nobody.value)
-        return asyncio.get_running_loop().time() - began
-
-    assert NO_SERVER_S <= run(main()) <= NO_SERVER_S + 2 * RETRY_S
-    assert {server for server, _ in host.polls} == {ONE, TWO}
-
-    host = Host(told(version=9))
-    host.stops = False
-    with pytest.raises(NoServer, match="The last one, 31313131, had version 9 of the values"):
-        work(host)
-
-
 def test_a_run_that_has_ended_without_a_server_is_over() -> None:
     """The servers' record says so; one of an earlier start of the program does not count."""
 
@@ -286,14 +251,6 @@ def test_a_worker_that_has_just_started_does_not_believe_an_old_record_at_once()
         return host.clock() - began_s
 
     assert messages.LATE_S <= run(main()) < messages.LATE_S + 1.0
-
-
-def test_the_failure_that_ended_the_run_is_raised_at_every_worker() -> None:
-    """With its verb, keys, node and step."""
-    with pytest.raises(VerbFailed) as failure:
-        work(Host(told(ended="failed", failure=FAILURE)))
-    error = failure.value
-    assert (error.verb, error.keys, error.node, error.step) == ("pull", ("k",), "node", 3)
 
 
 def test_a_worker_whose_node_stops_takes_leave() -> None:
