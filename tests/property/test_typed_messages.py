@@ -1,7 +1,7 @@
 """Random and extreme values in every field of every message: nothing fails but the sender, and nothing of it lasts.
 
 What is generated fits the definitions of the messages, so that it passes the decoders
-(`tests.harness.attacks.typed_values`).
+(`tests.harness.builders.typed_values`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,50 +21,21 @@ from p2pnode.training.exchange.messages import decode, encode
 from p2pnode.training.exchange.store import state_files
 from p2pnode.training.exchange.store.state_stream import describe
 from p2pnode.training.exchange.terms import MAX_BELIEVED, TERM_LIMIT
+from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.applied import Applied, DeltaId
 from p2pnode.training.shards.outer_rule import Rule
-from tests.harness.attacks import lying_member
-from tests.harness.attacks.lies import KINDS, SHARDS, VALUES
-from tests.harness.attacks.lying_member import BOUNDS
-from tests.harness.attacks.typed_values import Typed
+from tests.harness.builders.typed_values import KINDS, Typed
 from tests.harness.environment.simulated import MemoryDisk
 from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.swarms.exchange_swarm import GENESIS
+from tests.harness.swarms.exchange_swarm import GENESIS, World
 
-#: Each has found a fault that the others did not.
-SEEDS = [1, 14, 49]
-#: More of both: `python -m tests.harness.attacks.lying_member --histories 1000`.
+SHARDS, VALUES = 4, 16
+BOUNDS = [(shard * VALUES // SHARDS, (shard + 1) * VALUES // SHARDS) for shard in range(SHARDS)]
 FIXED = settings(
     derandomize=True, database=None, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 chances = st.randoms(use_true_random=False)
 IDS = [bytes([number]) * 20 for number in range(3)] + [GENESIS]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_swarm_goes_on_as_if_its_lying_member_had_never_been_there(seed: int) -> None:
-    """Three nodes train with one that lies in requests and answers. When it is gone every shard has one owner and a
-    backup, all values are finite, every new delta is added; and so after a restart of all (see the harness)."""
-    tally = lying_member.play(seed)
-    print(tally)
-
-    assert sum(tally.lies.values()) > 200
-    # The lies come as far as the handlers: most fit their message.
-    assert tally.settled_s < 30.0
-
-
-def test_every_request_of_the_exchange_is_lied_about() -> None:
-    """The table of the harness has every request that a node serves."""
-
-    async def names() -> list[str]:
-        history = lying_member.History(1)
-        member = await history.world.start("a", founder=True)
-        assert member.overlay is not None
-        found = list(member.overlay.handlers)
-        history.world.stop()
-        return found
-
-    assert sorted(VirtualLoop().run(names())) == sorted(KINDS)
 
 
 @FIXED
@@ -120,13 +90,13 @@ def test_small_files_on_a_disk_may_say_anything(chance: random.Random) -> None:
     disk.write(FENCES_FILE, msgspec.msgpack.encode((GENESIS, typed.value(_Rows))))
 
     async def load() -> None:
-        history = lying_member.History(1)
-        history.world.member("a").disk = disk
-        member = await history.world.start("a", founder=True)
+        world = World(1, settings=ExchangeSettings(shards=SHARDS), shards=SHARDS, values=VALUES, synchronous=False)
+        world.member("a").disk = disk
+        member = await world.start("a", founder=True)
         assert member.exchange is not None
         for term in member.exchange.store.ownership.fences.values():
             assert term.number <= TERM_LIMIT  # the founder's own is one above the fence
-        history.world.stop()
+        world.stop()
 
     VirtualLoop().run(load())
 

@@ -15,6 +15,32 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from p2pnode.training.exchange import messages as steps
+from p2pnode.training.exchange import ownership_messages as moves
+
+#: Every request of the exchange: what it carries, and what answers it.
+KINDS: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]] = {
+    "push": (steps.Push, steps.PushAnswer),
+    "pull": (steps.Pull, steps.PullAnswer),
+    "forward": (steps.Forward, steps.ForwardAnswer),
+    "where_is": (steps.LocateOwners, steps.LocateOwnersAnswer),
+    "learn": (moves.Learn, moves.TransferResult),
+    "state": (moves.ShardList, moves.TransferResult),
+    "hand_over": (moves.HandOver, moves.TransferResult),
+    "backing": (moves.ShardList, moves.TransferResult),
+    "compare": (moves.CompareCopies, moves.TransferResult),
+    "final_done": (moves.FinalDone, moves.TransferResult),
+    "final_buffers": (moves.FinalBuffers, moves.FinalBuffersAnswer),
+    "query_replicas": (moves.ShardList, moves.ReplicasAnswer),
+    "fetch": (moves.Fetch, moves.ShardList),
+    "offer_repair": (moves.ShardList, moves.ShardList),
+    "request_repair": (moves.FindDeltas, moves.FoundDeltas),
+    "repair": (moves.OfferedDeltas, moves.OfferedDeltasAnswer),
+    "indirect": (steps.Indirect, steps.IndirectAnswer),
+    "request_takeover": (moves.ShardList, moves.TransferResult),
+    "lacking": (moves.FindLacking, moves.LackingDeltas),
+}
+
 #: Powers of two at which integers end, and steps between them.
 POWERS = (8, 16, 31, 32, 33, 40, 46, 47, 48, 53, 61, 62, 63, 64)
 FLOATS = (0.0, -0.0, 5e-324, 1e-100, 1e-12, 0.1, 0.5, 1.0, 2.0, 1e6, 1e9, 1e15, 1e18, 1e30, 3.4e38, 1e300, 1.7e308)
