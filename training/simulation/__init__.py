@@ -2,8 +2,8 @@
 
 `model.plan` describes a swarm, and `run.simulate` runs it. The reference engine is plain Python, supports every feature
 and calls `training.barriers.predicates` for each decision. The compiled engine (numba) has the features that large
-swarms need. It produces the same history, event by event, and for event-driven samples the same distribution. Tests
-compare both. Nothing here reads a clock, draws unseeded random numbers or imports torch.
+swarms need, and produces the same history, event by event: tests compare both. Nothing here reads a clock, draws
+unseeded random numbers or imports torch.
 
 Layers, bottom to top: `model`, `engines`, `learning`, `run`, then `figures` and `advice`.
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from p2pnode.training.errors import TrainingError
-from p2pnode.training.simulation.engines.compiled import CompiledEngine, can_group
+from p2pnode.training.simulation.engines.compiled import run_compiled
 from p2pnode.training.simulation.engines.reference import Observer, ReferenceEngine
 from p2pnode.training.simulation.model.outcome import Outcome
 from p2pnode.training.simulation.model.plan import Plan
@@ -39,8 +39,8 @@ def simulate(
     if engine == "compiled" and reason:
         raise NotCompiled(reason)
     is_small = plan.nodes * plan.duration_s <= REFERENCE_STEPS * plan.steps.mean_s
-    if not reason and (engine == "compiled" or (engine == "auto" and (can_group(plan) or not is_small))):
-        return CompiledEngine(plan, moments_s, keep_trace=keep_trace).run(progress)
+    if not reason and (engine == "compiled" or (engine == "auto" and not is_small)):
+        return run_compiled(plan, moments_s=moments_s, keep_trace=keep_trace, progress=progress)
     return ReferenceEngine(plan, moments_s=moments_s, keep_trace=keep_trace, progress=progress).run(observer)
 
 
@@ -59,6 +59,4 @@ def why_not_compiled(plan: Plan) -> str:
         return "it supports neither churn nor message delay"
     if plan.sampler != "uniform":
         return "it supports only uniform samples"
-    if plan.discipline == "hold" and plan.barrier.quantile < 1.0 and plan.barrier.method in ("pbsp", "pssp"):
-        return "held samples with a quantile wait for more than one peer"
     return ""

@@ -8,6 +8,10 @@ arithmetic on machine words. (Steele, Lea, Flood, "Fast splittable pseudorandom 
 from __future__ import annotations
 
 import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 MASK = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
@@ -18,8 +22,8 @@ MIX_2 = 0x94D049BB133111EB
 DURATIONS, SAMPLES, POOLS, ESTIMATES, CHURN, WEIGHTS = range(6)
 
 
-def mixed(value: int) -> int:
-    """SplitMix64's output function on 64 bits."""
+def mixed(value: Any) -> Any:
+    """SplitMix64's output function on 64 bits: of an int, or of a uint64 array."""
     value = ((value ^ (value >> 30)) * MIX_1) & MASK
     value = ((value ^ (value >> 27)) * MIX_2) & MASK
     return value ^ (value >> 31)
@@ -27,7 +31,14 @@ def mixed(value: int) -> int:
 
 def origin(seed: int, purpose: int) -> int:
     """The origin of one purpose; the stream of node i begins at `mixed(origin + (i + 1)·GAMMA)`."""
-    return mixed((mixed((seed + GAMMA) & MASK) + (purpose + 1) * GAMMA) & MASK)
+    return int(mixed((mixed((seed + GAMMA) & MASK) + (purpose + 1) * GAMMA) & MASK))
+
+
+def initial_states(seed: int, purpose: int, nodes: int) -> NDArray[np.uint64]:
+    """uint64[nodes]: the state in which each node's stream of one purpose begins."""
+    start = np.arange(1, nodes + 1, dtype=np.uint64) * np.uint64(GAMMA) + np.uint64(origin(seed, purpose))
+    found: NDArray[np.uint64] = mixed(start)
+    return found
 
 
 class RandomStream:
@@ -36,12 +47,12 @@ class RandomStream:
     __slots__ = ("state",)
 
     def __init__(self, seed: int, purpose: int, node: int) -> None:
-        self.state = mixed((origin(seed, purpose) + (node + 1) * GAMMA) & MASK)
+        self.state: int = mixed((origin(seed, purpose) + (node + 1) * GAMMA) & MASK)
 
     def uniform(self) -> float:
         """In [0, 1), 53 bits."""
         self.state = (self.state + GAMMA) & MASK
-        return (mixed(self.state) >> 11) * 2.0**-53
+        return float((mixed(self.state) >> 11) * 2.0**-53)
 
     def below(self, count: int) -> int:
         """A whole number from 0 to count − 1. Its bias is below 2⁻³⁰ for the counts used here."""

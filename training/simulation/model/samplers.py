@@ -1,6 +1,6 @@
 """Draws samples of peers: uniform without replacement, biased by id space, or from a node's own pool.
 
-The order in which a stream is consumed is part of the contract with the compiled engine (`engines.kernel_parts`). Small
+The order in which a stream is consumed is part of the contract with the compiled engine (`engines.kernel`). Small
 samples are drawn by rejection, large ones by a partial Fisher-Yates shuffle that is undone afterwards. Pure.
 """
 

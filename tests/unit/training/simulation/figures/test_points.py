@@ -7,14 +7,15 @@ from functools import cache
 
 import pytest
 
-from p2pnode.training.simulation.figures.points import Point, Verdict, compare, measure, plan_of, points
+from p2pnode.training.simulation.figures.checks import CHECKS
+from p2pnode.training.simulation.figures.points import Point, Verdict, compare, measure, plan_of, points, values_of
 from p2pnode.training.simulation.run import simulate
 
 pytest.importorskip("numba", reason="a thousand nodes need the compiled engine: pip install p2pnode[simulate]")
 
 
-#: Seeds of a large swarm; `simulate reproduce` takes more.
-MAX_SEEDS = 4
+#: Seeds of a large swarm; `simulate reproduce` takes more. Event-driven samples take seconds a run, and vary less.
+MAX_SEEDS, EVENT_SEEDS = 4, 1
 
 
 #: Left to `simulate reproduce`, because a run takes seconds.
@@ -30,8 +31,10 @@ def measured(figure: str) -> list[Verdict]:
 
 
 def limit_seeds(point: Point) -> Point:
-    widens = point.plan.nodes < 1000 or point.plan.stragglers.share > 0
-    return point if widens else replace(point, seeds=min(point.seeds, MAX_SEEDS))
+    if point.plan.nodes < 1000 or point.plan.stragglers.share > 0:
+        return point
+    is_event = point.plan.discipline == "event" and point.plan.barrier.method in ("pbsp", "pssp")
+    return replace(point, seeds=min(point.seeds, EVENT_SEEDS if is_event else MAX_SEEDS))
 
 
 def is_quick(point: Point) -> bool:
@@ -42,8 +45,12 @@ def is_quick(point: Point) -> bool:
     return point.figure != "sample_size" or point.x in (1, 4, 16)
 
 
-def value(verdicts: list[Verdict], series: str, x: float) -> float:
-    return next(v.ours for v in verdicts if (v.point.series, v.point.x) == (series, x))
+def test_every_published_value_is_listed() -> None:
+    """291 of the 361 published values are numbers of steps and queries; a range is (lowest, highest)."""
+    judged = [point for point in points() if point.tolerance > 0]
+
+    assert len(judged) == 291
+    assert all(0 < point.published[0] <= point.published[1] for point in judged)
 
 
 @pytest.mark.parametrize(
@@ -82,28 +89,15 @@ def test_a_held_sample_costs_exactly_beta_queries() -> None:
         assert run.queries == beta * run.updates
 
 
-def test_a_few_slow_nodes_stop_bsp_and_held_samples_but_not_psp() -> None:
-    """P = 100, 5 % slow ×4 to ×10: event-driven pBSP(10) keeps 87 %, BSP and held pBSP(10) at most 60 %."""
-    verdicts = measured("straggler_slowness")
-    for factor in (4, 6, 8, 10):
-        kept = {
-            series: value(verdicts, series, factor) / value(verdicts, series, 1)
-            for series in ("pbsp(10)", "bsp", "pbsp(10) held")
-        }
-        assert kept["pbsp(10)"] >= 0.87
-        assert kept["bsp"] <= 0.60
-        assert kept["pbsp(10) held"] <= 0.60
+@pytest.mark.parametrize("figure", ["straggler_slowness", "doubling"])
+def test_the_claims_about_a_figure_hold(figure: str) -> None:
+    """A few slow nodes stop BSP and held samples but not PSP; a larger swarm slows BSP but not pSSP."""
+    verdicts = measured(figure)
+    claims = [check for check in CHECKS if check.figure == figure]
 
-
-def test_a_larger_swarm_does_not_slow_pssp_but_bsp() -> None:
-    """From 250 to 1,000 nodes pSSP(4,10), re-polled, changes by less than 3 %; BSP falls as T/H_N within 6 %."""
-    verdicts = measured("doubling")
-    small, large = value(verdicts, "pssp(4,10)", 250), value(verdicts, "pssp(4,10)", 1000)
-
-    assert abs(large / small - 1) < 0.03
-    for verdict in verdicts:
-        assert verdict.within or verdict.point.series != "bsp"
-    assert value(verdicts, "bsp", 1000) < 0.87 * value(verdicts, "bsp", 250)
+    assert claims
+    assert [claim.text for claim in claims if not claim.holds(values_of(verdicts))] == []
+    assert all(verdict.within for verdict in verdicts if verdict.point.tolerance > 0)
 
 
 def test_more_sampling_means_fewer_and_closer_steps() -> None:
