@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from p2pnode.training.barriers.predicates import resample_after, sample_size
 from p2pnode.training.settings import BarrierSettings
-from p2pnode.training.simulation.model.barrier_names import parse_barrier
 from p2pnode.training.simulation.model.metrics import summary
-from p2pnode.training.simulation.model.plan import Plan
+from p2pnode.training.simulation.model.plan import Plan, parse_barrier
 from p2pnode.training.simulation.model.step_times import StepTimes, Stragglers
 from p2pnode.training.simulation.run import simulate
 

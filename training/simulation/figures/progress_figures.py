@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from p2pnode.training.simulation.figures import published
 from p2pnode.training.simulation.figures.checks import CHECKS
 from p2pnode.training.simulation.figures.plots import Line, Panel, draw, step_panel
 from p2pnode.training.simulation.figures.points import Verdict, compare, measure, plan_of, points, values_of
@@ -118,8 +117,7 @@ def _labelled(verdicts: Sequence[Verdict]) -> Panel:
 def _step_distributions() -> Panel:
     names = ("bsp", "ssp(5)", "pbsp(10)", "pssp(5,10)", "asp")
     panel = step_panel([(name, simulate(plan_of(name, 1000, 400))) for name in names])
-    for name in names:
-        digitised = published.STEPS[name][0]
-        if digitised is not None:
-            panel.lines.append(Line(f"_{name}", [digitised], [0.5], marks=True, color=name))
+    for point in points():
+        if point.figure == "steps" and point.series in names and point.digitised is not None:
+            panel.lines.append(Line(f"_{point.series}", [point.digitised], [0.5], marks=True, color=point.series))
     return panel

@@ -1,8 +1,7 @@
 """`p2pnode simulate reproduce`: every figure as PNG and CSV beside the published values, and one table of verdicts.
 
-`points`, `checks` and `studies` define the runs, `published` the expected values. `progress_figures`,
-`sequence_figures` and `learning_figures` execute them, one process per core, and write the files. Figures that need
-the MNIST images are left out if their folder is not given; the table then has a row for that.
+`progress_figures`, `sequence_figures` and `learning_figures` execute the runs, one process per core, and write the
+files. Figures that need the MNIST images are left out if their folder is not given; the table then has a row for that.
 """
 
 from __future__ import annotations

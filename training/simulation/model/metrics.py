@@ -67,10 +67,3 @@ def progress_inconsistency(trace: Trace, nodes: int) -> NDArray[np.float64]:
     Steps never decrease, so the distance of two step vectors is the number of completions between them.
     """
     return trace.gaps / nodes
-
-
-def lag_share(steps: NDArray[np.int64], staleness: int) -> float:
-    """F(r): the share of pairs (i, j) where j is at most `staleness` behind i, over all i of a step vector."""
-    ordered = np.sort(steps)
-    behind = np.searchsorted(ordered, ordered - staleness, side="left")
-    return 1.0 - float(behind.sum()) / float(steps.size * max(1, steps.size - 1))

@@ -14,6 +14,7 @@ Complete barriers (bsp, ssp) look at all nodes, at the same times; for them `hol
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,9 +26,10 @@ from p2pnode.training.simulation.model.step_times import StepTimes, Stragglers
 Discipline = Literal["event", "repoll", "hold", "pool"]
 Sampler = Literal["uniform", "biased"]
 
-METHODS: tuple[BarrierMethod, ...] = ("asp", "bsp", "ssp", "pbsp", "pssp", "custom")
 DISCIPLINES: tuple[Discipline, ...] = ("event", "repoll", "hold", "pool")
 SAMPLERS: tuple[Sampler, ...] = ("uniform", "biased")
+
+_NAME = re.compile(r"^(asp|bsp|ssp|pbsp|pssp)(?:\((\d+)(?:,(\d+))?\))?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +87,25 @@ class Plan:
     def made_barrier(self) -> Barrier:
         """The daemon's barrier with these settings. Raises `BarrierNotFound`."""
         return make_barrier(self.barrier)
+
+
+def parse_barrier(name: str) -> BarrierSettings:
+    """The settings of a name as the literature writes it: `bsp`, `ssp(4)`, `pbsp(10)`, `pssp(4,10)`.
+
+    Of two numbers the first is the staleness. Raises `ValueError`.
+    """
+    match = _NAME.match(name)
+    if match is None:
+        raise ValueError(f'"{name}" is not a barrier: write asp, bsp, ssp(4), pbsp(10) or pssp(4,10)')
+    method: BarrierMethod = match[1]  # type: ignore[assignment]
+    numbers = [int(number) for number in match.groups()[1:] if number]
+    match method:
+        case "ssp":
+            return BarrierSettings(method=method, staleness=numbers[0] if numbers else 4)
+        case "pbsp":
+            return BarrierSettings(method=method, sample=numbers[0] if numbers else 0)
+        case "pssp":
+            staleness, sample = (*numbers, 0, 0)[:2] if numbers else (4, 0)
+            return BarrierSettings(method=method, staleness=staleness, sample=sample)
+        case _:
+            return BarrierSettings(method=method)

@@ -6,17 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from p2pnode.training.simulation.figures.sequence_figures import (
     SEQUENCES,
     _pass_moments,
-    bound_rows,
     inconsistency_rows,
+    mean_bound,
+    normaliser,
+    square_bound,
 )
 from p2pnode.training.simulation.figures.tables import ReproductionRequest
 
 pytest.importorskip("numba", reason="the compiled engine is an extra: pip install p2pnode[simulate]")
 pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install p2pnode[simulate]")
+
+Values = NDArray[np.float64]
 
 
 def request_to(folder: Path) -> ReproductionRequest:
@@ -42,9 +47,26 @@ def test_barriers_order_the_inconsistency_of_the_sequence(tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.iterdir()} == {"inconsistency.csv", "inconsistency.png"}
 
 
-def test_every_bound_has_its_golden_value(tmp_path: Path) -> None:
-    """Nine values for each of six β, all within the tolerance."""
-    rows = bound_rows(request_to(tmp_path))
+def lag_law(f: Values, a: float, r: int, length: int) -> Values:
+    """The chapter's distribution of lags, float64[T + 1]: S·f(n) up to r, then S·a^(n−r). `f` is float64[≥ r + 1]."""
+    scale = normaliser(a, float(f[: r + 1].sum()), r, length)
+    tail = a ** np.arange(1, length - r + 1, dtype=np.float64)
+    return np.concatenate([scale * f[: r + 1], scale * tail])
 
-    assert len(rows) == 54
-    assert all(row.within for row in rows)
+
+def test_the_bounds_hold_for_the_law_of_lags() -> None:
+    """On random laws (r < 12, β < 64) the mean and the mean square of the implied lag stay below the bounds."""
+    generator = np.random.default_rng(7)
+    print("seed 7")
+    for _ in range(300):
+        r, beta, length = int(generator.integers(0, 12)), int(generator.integers(1, 64)), 400
+        f = generator.random(r + 1) * generator.random()
+        f /= max(1.0, f.sum() / 0.98)
+        share = float(f.sum())
+        a = share**beta
+        law = lag_law(f, a, r, length)
+        lags = np.arange(law.size)
+
+        assert law.sum() == pytest.approx(1.0)
+        assert (law * lags).sum() <= mean_bound(a, share, r, length) + 1e-9
+        assert (law * lags**2).sum() <= square_bound(a, share, r, length) + 1e-9

@@ -7,10 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from p2pnode.training.simulation.figures import published
+from p2pnode.training.simulation.figures.learning_figures import (
+    CNN_DURATION_S,
+    CNN_EVALUATION_S,
+    CNN_STEP_S,
+    CNN_WORKERS,
+    MNIST,
+)
 from p2pnode.training.simulation.figures.points import plan_of
-from p2pnode.training.simulation.figures.studies import CNN_DURATION_S, CNN_EVALUATION_S, CNN_STEP_S, CNN_WORKERS
-from p2pnode.training.simulation.learning.parameter_server import Server, learn_at_server
+from p2pnode.training.simulation.learning.learning import Server, learn_at_server
 from p2pnode.training.simulation.model.plan import Plan
 from tests.harness.builders.linear_regression import LinearRegression
 
@@ -25,13 +30,13 @@ def plan(name: str, seed: int) -> Plan:
     return replace(plan_of(name, CNN_WORKERS, CNN_DURATION_S), seed=seed, self_sampled=False)
 
 
-@pytest.mark.parametrize("name", list(published.MNIST))
+@pytest.mark.parametrize("name", list(MNIST))
 def test_evaluations_are_counted_as_the_figure_counts(name: str) -> None:
     """The mean number of evaluations is within a quarter of the published one, for each of the five barriers."""
     print(f"seeds {list(SEEDS)}")
     counts = [learn_at_server(plan(name, seed), SERVER, None)[0].updates[-1] for seed in SEEDS]
 
-    assert statistics.fmean(counts) == pytest.approx(published.MNIST[name][0], rel=0.25)
+    assert statistics.fmean(counts) == pytest.approx(MNIST[name][0], rel=0.25)
 
 
 def test_an_evaluation_stands_for_one_delta_or_for_all() -> None:

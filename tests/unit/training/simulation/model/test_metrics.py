@@ -57,15 +57,6 @@ def test_bsp_is_nearly_consistent_and_asp_is_not() -> None:
     assert found["bsp"] <= 1.0 < found["asp"]
 
 
-def test_lag_share_counts_pairs() -> None:
-    """F(s): the share of ordered pairs whose second node is at most s steps behind."""
-    steps = np.array([3, 5, 5, 9])
-    pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
-    for staleness in (0, 2, 4, 6):
-        expected = sum(steps[i] - steps[j] <= staleness for i, j in pairs) / len(pairs)
-        assert metrics.lag_share(steps, staleness) == pytest.approx(expected)
-
-
 def test_waiting_and_working_fill_the_time() -> None:
     """Per node: seconds at work plus seconds waited are the whole run, but for the step in hand at the end."""
     run = ReferenceEngine(plan_of("bsp", 10, 50, steps="constant:1", slow="10%x3")).run()
