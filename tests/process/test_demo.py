@@ -97,6 +97,17 @@ def test_a_daemon_that_crashes_early_is_named_with_its_last_lines(capsys: pytest
     assert "the data is missing" in printed
 
 
+def test_a_part_that_fails_alone_leaves_the_comparison_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """The swarm has reached its goal all the same; the part is named."""
+    failing = (sys.executable, "-c", "raise SystemExit(3)")
+    assert run(dataclasses.replace(PLAN, alone_command=failing), as_json=True) == 0
+
+    output = capsys.readouterr()
+    answer = json.loads(output.out.splitlines()[-1])
+    assert (answer["alone"], answer["alone_each"]) == (None, [])
+    assert "alone-0 failed with exit code 3" in output.err
+
+
 def test_a_daemon_that_does_not_leave_is_killed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from p2pnode.demo.nodes import LAST_LINES, DemoNode, DemoProcess, end_all, wait_for_exit
+from p2pnode.demo.nodes import LAST_LINES, DemoNode, DemoProcess, wait_for_exit
 
 
 def never() -> bool:
@@ -22,19 +22,6 @@ def test_the_end_of_the_output_is_kept(tmp_path: Path) -> None:
     lines = process.last_lines().splitlines()
     assert process.exit_code == 1
     assert (len(lines), lines[-1]) == (LAST_LINES, "    broken")
-
-
-def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    """The names of killed processes are returned; one that ends on SIGTERM is not among them."""
-    ignore = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
-    stubborn = DemoProcess("stubborn", [sys.executable, "-c", ignore], tmp_path / "a.txt")
-    polite = DemoProcess("polite", [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "b.txt")
-    wait_for_exit([stubborn], 30, lambda: stubborn.log.read_bytes() == b"up\n")
-
-    killed = end_all([stubborn, polite], never, leave_s=0.1, term_s=1.0)
-
-    assert killed == ["stubborn"]
-    assert (stubborn.exit_code, polite.exit_code) == (-9, -15)
 
 
 def test_a_gap_in_the_events_starts_the_evaluations_again(tmp_path: Path) -> None:

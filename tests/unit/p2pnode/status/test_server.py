@@ -4,7 +4,6 @@ with them."""
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -108,18 +107,6 @@ def test_any_other_number_is_named_in_the_refusal(given: str) -> None:
     play(scenario)
 
 
-def test_changes_reach_the_node_and_are_accepted() -> None:
-    """Each answers at once with what was asked for."""
-
-    async def scenario(asked: Asked) -> None:
-        for name in ("leave", "pause", "resume"):
-            status, answer, _ = await asked(f"/{name}", "POST")
-            assert (status, answer["accepted"]) == (202, name)
-        assert asked.source.told == ["leave", "pause", "resume"]
-
-    play(scenario)
-
-
 def test_readiness_tells_its_reason_to_those_with_the_token_alone() -> None:
     """Beyond the loopback; whether it is ready is told to all."""
 
@@ -166,30 +153,6 @@ def test_a_refusal_says_when_to_come_again_and_what_to_bring() -> None:
     assert "Retry-After" not in response.headers
 
 
-def test_errors_of_a_handler_are_json(caplog: pytest.LogCaptureFixture) -> None:
-    """An unexpected one reveals its type, and the log has the rest."""
-
-    async def scenario(asked: Asked) -> None:
-        async def raising(error: Exception) -> Any:
-            async def handler(_: web.Request) -> Any:
-                raise error
-
-            request = make_mocked_request("GET", "/status", app=web.Application())
-            found: Any = await module._json_errors(request, handler)
-            return found.status, json.loads(found.body), found.headers
-
-        status, answer, _ = await raising(ValueError("a secret"))
-        assert (status, answer["error"]) == (500, "ValueError while answering /status")
-        assert "a secret" in caplog.text
-        status, answer, headers = await raising(web.HTTPMethodNotAllowed("GET", ["POST", "PUT"]))
-        assert (status, headers["Allow"], answer["hint"]) == (405, "POST, PUT", "it takes POST, PUT")
-        status, answer, _ = await raising(web.HTTPNotFound())
-        assert (status, answer["error"]) == (404, "there is no /status")
-        assert (await raising(web.HTTPRequestEntityTooLarge(1, 2)))[0] == 413
-
-    play(scenario)
-
-
 def test_a_port_that_cannot_be_had_says_why() -> None:
     """Without the privilege, or at an address that is not here: each with what to do."""
 
@@ -202,9 +165,3 @@ def test_a_port_that_cannot_be_had_says_why() -> None:
     play(scenario)
     denied = module._cannot_listen(Address("127.0.0.1", 80), PermissionError(13, "Permission denied"))
     assert "ports below 1024 need privileges" in str(denied.hint)
-
-
-def test_an_event_of_a_stream_is_one_line_of_data() -> None:
-    """As server-sent events want it; a number that JSON has not is null."""
-    assert module._sent("update", b'{"a":1}') == b'event: update\ndata: {"a":1}\n\n'
-    assert module._json({"loss": math.nan}).body == b'{"loss":null}'
