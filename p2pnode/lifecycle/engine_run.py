@@ -19,7 +19,6 @@ from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.startup import Startup
 from p2pnode.overlay.overlay import Overlay
 from p2pnode.overlay.supervision import logged, supervised
-from p2pnode.training import manifest_check
 from p2pnode.training.barriers.predicates import Barrier, make_barrier
 from p2pnode.training.barriers.waiter import BarrierWaiter
 from p2pnode.training.engines.calls import ScriptCalls
@@ -32,8 +31,6 @@ from p2pnode.training.trainer_link.engine_messages import EngineOpened, EngineRe
 from p2pnode.training.trainer_link.interface import Trainer, TrainerHello, TrainerLeft
 from p2pnode.training.trainer_link.messages import derive_start_seed
 
-#: A node that was just started takes no shard over for this long, or until it has what its swarm has.
-TAKEOVER_DELAY_S = 30.0
 #: How often a node looks whether a checkpoint is due.
 CHECKPOINT_POLL_S = 1.0
 #: A node whose script has ended waits so long for the scripts of others that have finished too.
@@ -109,17 +106,7 @@ class EngineRun:
                 ExitCode.CONFIGURATION,
             )
         manifest, source = await self._startup.agree(proposal)
-        exchange = Exchange(
-            swarm=overlay,
-            manifest=manifest,
-            settings=config.exchange,
-            staleness=barrier.staleness,
-            replica=self._trainer.vector,
-            incarnation=incarnation,
-            environment=environment,
-        )
-        await self._startup.remember(manifest)
-        await self._startup.offer_checkpoint(exchange, manifest)
+        exchange = await self._startup.make_exchange(manifest, barrier.staleness)
         exchange.begin_at(0)  # the values go on, and the script's steps begin anew
         gate = BarrierWaiter(overlay, barrier, settings, environment.clock)
         gate.exclude(exchange.view.score.is_quarantined)
@@ -128,10 +115,7 @@ class EngineRun:
         )
         calls = ScriptCalls(overlay, self._trainer.send_data, is_server=is_server)
         self._service = EngineService(self._trainer, part, exchange.values, environment.log, calls)
-        exchange.delay_takeover(TAKEOVER_DELAY_S)
-        await exchange.start()
-        manifest_check.register(overlay, manifest)
-        await self._startup.get_vector(exchange, source, owns=owns)
+        await self._startup.enter(exchange, source, owns=owns)
         node_id = overlay.node_id
         seed = derive_start_seed(config.training.seed, node_id, incarnation, 1)
         self._trainer.send_data(EngineReady(node_id, seed, barrier.synchronous, part.pause_s))

@@ -31,7 +31,6 @@ from p2pnode.overlay.ids import short
 from p2pnode.overlay.overlay import NotThisSwarm, Overlay
 from p2pnode.overlay.peers import Activity, PeerChange
 from p2pnode.overlay.settings import OverlaySettings
-from p2pnode.training import manifest_check
 from p2pnode.training.barriers.predicates import BarrierNotFound, make_barrier
 from p2pnode.training.barriers.waiter import BarrierWaiter
 from p2pnode.training.exchange.exchange import Exchange
@@ -44,8 +43,6 @@ from p2pnode.training.sharing.service import DataService
 from p2pnode.training.step_loop import StepLoop
 from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello, TrainerLeft
 
-#: A node that was just started takes no shard over for this long, or until it has the vector.
-TAKEOVER_DELAY_S = 30.0
 #: Telling the others how far this node has come with the data that they share.
 TELL_DATA_S = 1.0
 #: A node may wait for others for hours, so it only polls.
@@ -362,17 +359,7 @@ class Node:
             trainer_bytes=hello.host_bytes,
             others_here=self._others_about_to_begin(),
         )
-        self.exchange = exchange = Exchange(
-            swarm=self.overlay,
-            manifest=manifest,
-            settings=config.exchange,
-            staleness=self.barrier.staleness,
-            replica=self.trainer.vector,
-            incarnation=self.incarnation,
-            environment=environment,
-        )
-        await self._startup.remember(manifest)
-        await self._startup.offer_checkpoint(exchange, manifest)
+        self.exchange = exchange = await self._startup.make_exchange(manifest, self.barrier.staleness)
         self.loop = loop = StepLoop(
             swarm=self.overlay,
             exchange=exchange,
@@ -399,11 +386,8 @@ class Node:
         )
         if self.progress.paused:
             loop.pause()
-        exchange.delay_takeover(TAKEOVER_DELAY_S)
-        await exchange.start()
-        manifest_check.register(self.overlay, manifest)
         self.beside.start(bytes.fromhex(manifest.genesis), loop, manifest.layout)
-        await self._startup.get_vector(exchange, source)
+        await self._startup.enter(exchange, source)
         return exchange, loop
 
     async def _wait_for_nodes(self) -> None:

@@ -38,6 +38,8 @@ RESUME_WAIT_S = 15.0
 #: A peer that still rejects the manifest after this long is logged as a warning.
 MANIFEST_WARNING_S = 5.0
 MANIFEST_RETRY_S = 0.2
+#: A node that was just started takes no shard over for this long, or until it has what its swarm has.
+TAKEOVER_DELAY_S = 30.0
 #: A node that may open its swarm again does so when no member has had a manifest for this long: those that have entered
 #: it before their trainer runs, and masters, have none.
 NO_MODEL_S = 10.0
@@ -199,7 +201,7 @@ class Startup:
         if self.founder and genesis is not None and self._overlay.has_admitted and not self._directory.record.run:
             await self._directory.remember(self._config.swarm.run, genesis, None, founder=True, given={})
 
-    async def remember(self, manifest: Manifest) -> None:
+    async def _remember(self, manifest: Manifest) -> None:
         """This node and its swarm agree: from now on the state directory belongs to this run and this model."""
         await self._directory.remember(
             manifest.run,
@@ -265,7 +267,7 @@ class Startup:
         return Restored()
 
     async def restore_values(self, hello: TrainerHello, vector: Vector) -> None:
-        """For a run without a model: find the newest checkpoint, whose named values `offer_checkpoint` offers. The
+        """For a run without a model: find the newest checkpoint, whose named values `make_exchange` offers. The
         script's steps begin anew. Raises `UserError` if the state directory belongs to a model."""
         await self._resume(hello, vector)
         self._progress.step = self._progress.samples = self._progress.optimizer_steps = 0
@@ -276,7 +278,31 @@ class Startup:
         folder = self._environment.state_path
         return str(folder / self.trainer_state) if folder is not None and self.trainer_state else ""
 
-    async def offer_checkpoint(self, exchange: Exchange, manifest: Manifest) -> None:
+    async def make_exchange(self, manifest: Manifest, staleness: int | None) -> Exchange:
+        """The exchange of the run that this node and its swarm agree on; from now on the state directory belongs to
+        it. The checkpoint of an earlier start is on offer."""
+        exchange = Exchange(
+            swarm=self._overlay,
+            manifest=manifest,
+            settings=self._config.exchange,
+            staleness=staleness,
+            replica=self._trainer.vector,
+            incarnation=self._directory.incarnation,
+            environment=self._environment,
+        )
+        await self._remember(manifest)
+        await self._offer_checkpoint(exchange, manifest)
+        return exchange
+
+    async def enter(self, exchange: Exchange, source: Contact | None, *, owns: bool = True) -> None:
+        """Take part in the exchange: others ask this node for its manifest, and it gets the vector. `source` and
+        `owns` as in `_get_vector`."""
+        exchange.delay_takeover(TAKEOVER_DELAY_S)
+        await exchange.start()
+        manifest_check.register(self._overlay, exchange.manifest)
+        await self._get_vector(exchange, source, owns=owns)
+
+    async def _offer_checkpoint(self, exchange: Exchange, manifest: Manifest) -> None:
         """Offer what the checkpoint holds: the replica, and the shards that this node owned and backed up then."""
         if self._checkpoint is None:
             return
@@ -380,7 +406,7 @@ class Startup:
         may = self._environment.reopens or self._directory.record.founder is not False
         return may and self._directory.genesis is not None
 
-    async def get_vector(self, exchange: Exchange, source: Contact | None, *, owns: bool = True) -> None:
+    async def _get_vector(self, exchange: Exchange, source: Contact | None, *, owns: bool) -> None:
         """Fetch the vector through `source`, or, as the founder (`source` None), found or resume it. `owns`: this node
         may own shards in this run."""
         willing = owns and not self._config.node.client_only
