@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from p2pnode.overlay.environment import Log
 from p2pnode.training.engines.calls import ScriptCalls
@@ -50,9 +51,9 @@ from p2pnode.training.trainer_link.engine_messages import (
     WaitAtBarrier,
 )
 from p2pnode.training.trainer_link.interface import Trainer
-from p2pnode.training.values.client import SwarmValues
 from p2pnode.training.values.encoding import decode_key, encode_key
 from p2pnode.training.values.store import (
+    EncodedPull,
     EncodedResult,
     EncodedUpdate,
     EncodedValue,
@@ -65,6 +66,20 @@ from p2pnode.training.values.store import (
 KEYS_IN_A_PART = 4096
 
 
+class EncodedStore(Protocol):
+    """The values of the swarm, which this node passes on as bytes; `Exchange.values`."""
+
+    async def get_encoded(self, keys: Sequence[bytes]) -> Sequence[EncodedValue | None]: ...
+
+    async def set_encoded(self, key: bytes, value: bytes, timestamp: int) -> None: ...
+
+    async def update_encoded(self, updates: Sequence[EncodedUpdate]) -> None: ...
+
+    async def list_keys(self) -> list[bytes]: ...
+
+    def on_pull(self, pull: EncodedPull | None) -> None: ...
+
+
 class EngineService:
     """Belongs to one node whose script uses an engine."""
 
@@ -72,7 +87,7 @@ class EngineService:
         self,
         trainer: Trainer,
         participation: Participation,
-        values: SwarmValues,
+        values: EncodedStore,
         log: Log,
         calls: ScriptCalls | None = None,
     ) -> None:
