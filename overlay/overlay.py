@@ -154,7 +154,7 @@ class Overlay:
 
     async def join_local(self) -> bool:
         """Join through an announced node of the local network; False if this node should found the swarm."""
-        return await self._lan.join(self._joining)
+        return await self._lan.join(self._joining.join, self._joining.attempts)
 
     def found(self, genesis: bytes) -> None:
         """Found the swarm with this genesis (16 bytes), or open it again."""

@@ -1,7 +1,7 @@
 """The network interface of a node: everything that one node sends to another passes through `Transport`.
 
 A *datagram* is small, lossy and cheap. A *request* is large and ordered, with a body that is an iterator of buffers in
-both directions. `overlay.sockets.transport` is the real implementation (UDP, and HTTP over TCP on the same port
+both directions. `overlay.sockets.transport` is the real implementation (UDP, and TCP on the same port
 number); the tests use an in-memory network. The layers above do not know which one they have.
 """
 

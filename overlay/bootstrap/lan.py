@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,8 +23,6 @@ from p2pnode.overlay.local_node import LocalChange, LocalNode
 
 if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
-
-    from p2pnode.overlay.bootstrap.joining import Joining
 
 PACKAGE = "zeroconf"
 SERVICE = "_p2pnode._udp.local."
@@ -44,6 +42,8 @@ MAX_CONCURRENT_QUERIES = 16
 #: Longest wait for the withdrawal of the announcement.
 STOP_TIMEOUT_S = 1.0
 
+#: Joins through bootstraps and known addresses, with the genesis of the swarm if it is known.
+Join = Callable[[Sequence[str], bytes | None], Awaitable[None]]
 #: Called with name, properties, hosts and port of an announcement.
 OnAnnouncement = Callable[[str, Mapping[str, str], Iterable[str], int], None]
 
@@ -189,16 +189,16 @@ class LanDiscovery:
             await asyncio.sleep(POLL_INTERVAL_S)
         return not self.should_found()
 
-    async def join(self, joining: Joining) -> bool:
+    async def join(self, join: Join, attempts: Mapping[str, str]) -> bool:
         """Join through an announced node; False if this node should found the swarm. Retries until cancelled while a
         node that does not answer announces that it is in a swarm."""
         while await self.has_local_peer():
             try:
                 async with asyncio.timeout(LAN_JOIN_TIMEOUT_S):
-                    await joining.join([], self._local.genesis)
+                    await join([], self._local.genesis)
                     return True
             except TimeoutError:
-                self._log.warning("neighbours_do_not_answer", attempts=dict(joining.attempts))
+                self._log.warning("neighbours_do_not_answer", attempts=dict(attempts))
                 self._drop_lowest()
         return False
 

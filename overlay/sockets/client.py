@@ -1,4 +1,4 @@
-"""The client end of HTTP/1.1 streams: sends a request, reads its response, and gives every failure a `FailureKind`."""
+"""The client end of streams: sends a request, reads its response, and gives every failure a `FailureKind`."""
 
 from __future__ import annotations
 
@@ -7,56 +7,52 @@ from collections.abc import Callable
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.environment import Clock
-from p2pnode.overlay.sockets import http1 as http
-from p2pnode.overlay.sockets import small_messages
-from p2pnode.overlay.sockets.connection import GATHERED_BYTES, Connection, ConnectionClosed
+from p2pnode.overlay.sockets.connection import Connection, ConnectionClosed
 from p2pnode.overlay.sockets.connection_pool import ConnectionPool, PooledConnection, StreamSeal
 from p2pnode.overlay.sockets.framing import (
-    BadFraming,
+    REASON_CHARACTERS,
     BodyFailed,
     BodyReader,
     BodyWriter,
-    WholeMessage,
-    chunk,
-    framed,
+    Frame,
+    HeadTooLong,
+    Kind,
+    NotOurFrame,
+    WholeBody,
+    beginning,
     known_size,
+    read_frame,
+    read_message,
     small_message,
-    take_whole,
     write_body,
 )
-from p2pnode.overlay.sockets.http1 import HttpBody, NotOurHttp, ResponseHead
 from p2pnode.overlay.sockets.line_meter import UploadMeter
 from p2pnode.overlay.transport import Body, ReceivedResponse, SizedBody, TransportError
-
-#: The head of a response that was taken as a whole.
-_WHOLE = ResponseHead(http.OK, True, 0, False)
 
 
 class _Upload:
     """Sends the message of one request, and keeps the body's error."""
 
-    def __init__(self, head: bytes, body: Body) -> None:
-        size = known_size(body)
-        self.size_bytes = None if size is None else len(framed(head)) + size
-        self._head = head
+    def __init__(self, name: bytes, head: bytes, body: Body) -> None:
+        size_bytes = known_size(body)
+        self._in_chunks = size_bytes is None
+        self._beginning = beginning(Kind.REQUEST, head, size_bytes, name=name)
         self._body = BodyWriter(body)
         self._task: asyncio.Task[None] | None = None
         self.error: Exception | None = None
 
-    def start(self, connection: Connection, request_head: bytes) -> None:
-        """Send the request head and the message."""
-        self._task = asyncio.get_running_loop().create_task(self._send(connection, request_head), name="upload")
+    def start(self, connection: Connection) -> None:
+        """Send the message."""
+        self._task = asyncio.get_running_loop().create_task(self._send(connection), name="upload")
 
     @property
     def is_sending(self) -> bool:
         return self._task is not None and not self._task.done()
 
-    async def _send(self, connection: Connection, request_head: bytes) -> None:
-        in_chunks = self.size_bytes is None
-        beginning = request_head + (chunk(framed(self._head)) if in_chunks else framed(self._head))
+    async def _send(self, connection: Connection) -> None:
         try:
             # Without a timeout of its own: the task that reads the response notices when nothing moves.
-            await write_body(connection, beginning, self._body, in_chunks=in_chunks, pauses_timeouts=True)
+            await write_body(connection, self._beginning, self._body, in_chunks=self._in_chunks, pauses_timeouts=True)
         except BodyFailed as failure:
             self.error = failure.error
             connection.abort()
@@ -110,7 +106,7 @@ class StreamRequest:
     ) -> None:
         self._client = client
         self._to = to
-        self._name = name
+        self._name = name.encode()
         self._head = head
         self._body = body
         self._timeout_s = timeout_s
@@ -119,12 +115,9 @@ class StreamRequest:
         #: What had moved on the connection before this request began to use it.
         self._before_bytes = 0
         self._upload: _Upload | None = None
-        self._response_body: HttpBody | None = None
+        #: The body of the response, once its head is there.
+        self._response_body: BodyReader | WholeBody | None = None
         self._is_last = False
-        #: The whole response came at once.
-        self._is_read = False
-        #: Head and body of the response, if it was taken out of the buffer as a whole.
-        self._whole: WholeMessage | None = None
         self._waited_s = 0.0
 
     async def __aenter__(self) -> ReceivedResponse:
@@ -148,7 +141,7 @@ class StreamRequest:
     async def _obtain_response(self, pool: ConnectionPool) -> ReceivedResponse:
         self._pooled = pool.take_idle(self._to)
         try:
-            head = await self._exchange(pool)
+            frame = await self._exchange(pool)
         except ConnectionClosed:
             # The peer closed an idle connection, for example because it restarted. Try once more on a new one.
             stale = self._pooled
@@ -159,33 +152,22 @@ class StreamRequest:
                 await self._upload.end()
             stale.connection.abort()
             self._pooled = None
-            head = await self._exchange(pool)
+            frame = await self._exchange(pool)
         assert self._pooled is not None
-        self._is_last = head.is_last
-        if not head.is_p2pnode:
-            raise _not_a_node(self._to)
-        connection, whole = self._pooled.connection, self._whole
-        if whole is None and head.status == http.OK:
-            if head.size_bytes is not None and head.size_bytes <= GATHERED_BYTES:
-                await connection.gather(head.size_bytes, self._timeout_s)
-            whole = take_whole(connection, head.size_bytes)
-        if whole is not None:
-            self._is_read = True
-            return ReceivedResponse(*whole, self._pooled.node_id, self._waited_s)
-        body = HttpBody(connection, head.size_bytes, self._timeout_s)
-        if head.status == http.REJECTED:
-            raise TransportError("rejected", self._to, await _reason(body))
-        if head.status != http.OK:
-            raise TransportError("reset", self._to, f"failed to handle {self._name!r} (status {head.status})")
-        reader = BodyReader(body, self._map_error)
-        response = ReceivedResponse(await reader.head(), reader, self._pooled.node_id, self._waited_s)
+        self._is_last = frame.is_last
+        head, body = await read_message(self._pooled.connection, frame, self._timeout_s)
+        if frame.kind is Kind.REJECTED:
+            raise TransportError("rejected", self._to, head.decode("utf-8", "replace")[:REASON_CHARACTERS])
+        if frame.kind is not Kind.OK:
+            raise TransportError("reset", self._to, f"failed to handle {self._name.decode()!r}")
         self._response_body = body
-        return response
+        if isinstance(body, BodyReader):
+            body.map_error = self._map_error
+        return ReceivedResponse(head, body, self._pooled.node_id, self._waited_s)
 
-    async def _exchange(self, pool: ConnectionPool) -> ResponseHead:
-        """Send the request on `_pooled`, or on a new connection, and wait for the response head."""
-        message = small_message(self._head, self._body)
-        self._whole = None
+    async def _exchange(self, pool: ConnectionPool) -> Frame:
+        """Send the request on `_pooled`, or on a new connection, and wait for the beginning of the response."""
+        message = small_message(Kind.REQUEST, self._head, self._body, name=self._name)
         if self._pooled is None:
             async with asyncio.timeout(self._timeout_s):
                 self._pooled = await pool.connect(self._to)
@@ -194,21 +176,18 @@ class StreamRequest:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         if message is not None:
-            connection.send(small_messages.request(self._to, self._name, message))
+            connection.send(message)
         else:
             if isinstance(self._body, SizedBody):
                 sent, before_bytes = connection.sent, connection.sent.acknowledged()
                 self._body.track(lambda: sent.acknowledged() - before_bytes)
-            upload = self._upload = _Upload(self._head, self._body)
-            upload.start(connection, http.request_head(self._to, self._name, upload.size_bytes))
-        await connection.arrival(self._timeout_s)
-        if (whole := small_messages.take_response(connection.buffered)) is not None:
-            self._whole = whole
-            head = _WHOLE
-        else:
-            head = await http.read_response_head(connection, self._timeout_s)
+            upload = self._upload = _Upload(self._name, self._head, self._body)
+            upload.start(connection)
+        frame = await read_frame(connection, self._timeout_s)
+        if frame is None:
+            raise ConnectionClosed("the other side closed it")
         self._waited_s = loop.time() - max(began_s, connection.moved_s)
-        return head
+        return frame
 
     def moved_bytes(self) -> int:
         """See `RequestStream`: on the connection since this request uses it, also before the response.
@@ -227,7 +206,7 @@ class StreamRequest:
         pooled, upload = self._pooled, self._upload
         if pooled is not None:
             is_sent = upload is None or not upload.is_sending
-            is_read = self._is_read or (self._response_body is not None and self._response_body.is_at_end)
+            is_read = self._response_body is not None and self._response_body.is_at_end
             if failed or self._is_last or not is_sent or not is_read:
                 # A message is incomplete, so the connection cannot be used again. The peer notices that it was aborted.
                 pooled.connection.abort()
@@ -246,27 +225,16 @@ class StreamRequest:
             return self._upload.error
         if isinstance(error, TransportError):
             return error
-        if isinstance(error, BadFraming):
+        if isinstance(error, HeadTooLong):
             return TransportError("foreign", self._to, f"answered, but {error}")
         if not self._client.is_open():
             return TransportError("closed", self._to, "did not answer before the transport of this node closed")
         if isinstance(error, TimeoutError):
             return TransportError("timeout", self._to, f"did not answer for {self._timeout_s:g} s")
-        if isinstance(error, NotOurHttp):
-            return _not_a_node(self._to)
+        if isinstance(error, NotOurFrame):
+            return TransportError("foreign", self._to, "answered, but not as a p2pnode")
         if isinstance(error, OSError):
             silent = self._response_body is None and not self._client.is_sealed
             hint = "; a swarm with a key does so to those without" if silent else ""
             return TransportError("reset", self._to, f"broke the stream ({error or type(error).__name__}){hint}")
         return error
-
-
-def _not_a_node(to: Address) -> TransportError:
-    return TransportError("foreign", to, "answered, but not as a p2pnode")
-
-
-async def _reason(body: HttpBody) -> str:
-    text = bytearray()
-    while len(text) < http.REASON_CHARACTERS * 4 and (data := await body.read()):
-        text += data
-    return text.decode("utf-8", "replace")[: http.REASON_CHARACTERS]

@@ -194,15 +194,18 @@ class Connection(asyncio.BufferedProtocol):
         if not self.buffered and not self._at_end:
             await self._wait(None if idle_timeout_s is None else Silence(idle_timeout_s, self._loop.time()))
 
-    async def gather(self, size_bytes: int, idle_timeout_s: float | None = None) -> None:
-        """Wait until so many bytes are buffered, at most `GATHERED_BYTES`, or for the end. Raises `TimeoutError`."""
+    async def gather(self, size_bytes: int, idle_timeout_s: float | None = None, *, is_prompt: bool = False) -> None:
+        """Wait until so many bytes are buffered, at most `GATHERED_BYTES`, or for the end. Raises `TimeoutError`.
+
+        `is_prompt`: bytes that arrive do not extend the timeout; acknowledged bytes do.
+        """
         if len(self.buffered) >= size_bytes:
             return
         silence = self._silence(idle_timeout_s)
         self._gathered = size_bytes
         try:
             while len(self.buffered) < size_bytes and not self._at_end:
-                await self._wait(silence)
+                await self._wait(silence, counts_received=not is_prompt)
         finally:
             self._gathered = 0
 
@@ -210,33 +213,10 @@ class Connection(asyncio.BufferedProtocol):
         """The next bytes, at least one; empty at the end. Raises `TimeoutError`, `ConnectionClosed`."""
         while not self.buffered:
             if self._at_end:
-                self._raise_error()
+                self.raise_error()
                 return b""
             await self._wait(self._silence(idle_timeout_s))
         return self.take(limit)
-
-    async def read_line(
-        self, limit: int, end: bytes, idle_timeout_s: float | None = None, *, is_prompt: bool = False
-    ) -> bytes:
-        """The bytes up to and including `end`; empty if the peer closed first. Raises `ValueError` if there are more
-        than `limit`, `TimeoutError`, `ConnectionClosed`.
-
-        `is_prompt`: bytes of a line that is not complete do not extend the timeout; acknowledged bytes do.
-        """
-        searched = 0
-        silence: Silence | None = None
-        while (found := self.buffered.find(end, max(0, searched - len(end) + 1), limit)) < 0:
-            searched = len(self.buffered)
-            if searched >= limit:
-                raise ValueError(f"no end within {limit} bytes")
-            if self._at_end:
-                if not searched:
-                    self._raise_error()
-                    return b""
-                raise self._closed_error()
-            silence = silence or self._silence(idle_timeout_s)
-            await self._wait(silence, counts_received=not is_prompt)
-        return self.take(found + len(end))
 
     async def fill(self, target: memoryview, idle_timeout_s: float | None = None) -> None:
         """Fill the whole target; `idle_timeout_s` bounds the time without a byte. Raises `TimeoutError`,
@@ -336,7 +316,8 @@ class Connection(asyncio.BufferedProtocol):
         broken.__cause__ = self._error
         return broken
 
-    def _raise_error(self) -> None:
+    def raise_error(self) -> None:
+        """Raise what ended the connection, if it was no ordinary end: `ConnectionClosed`."""
         if self._error is not None:
             raise self._closed_error()
 

@@ -1,4 +1,4 @@
-"""The server end of HTTP/1.1 streams: reads requests from connections, runs their handlers and sends the responses."""
+"""The server end of streams: reads requests from connections, runs their handlers and sends the responses."""
 
 from __future__ import annotations
 
@@ -11,33 +11,35 @@ from collections.abc import Callable
 from p2pnode.overlay.addresses import Address, NodeAddress, group_of
 from p2pnode.overlay.environment import Log
 from p2pnode.overlay.sealing.tls import NotANodeCertificate
-from p2pnode.overlay.sockets import http1 as http
-from p2pnode.overlay.sockets import small_messages
 from p2pnode.overlay.sockets.concurrency import HandlerLimiter
-from p2pnode.overlay.sockets.connection import GATHERED_BYTES, Connection, ConnectionClosed
+from p2pnode.overlay.sockets.connection import Connection, ConnectionClosed
 from p2pnode.overlay.sockets.connection_places import ConnectionPlaces
 from p2pnode.overlay.sockets.connection_pool import TIMER_S, proven_id
 from p2pnode.overlay.sockets.framing import (
-    BadFraming,
+    MAGIC,
+    READ_BYTES,
+    REASON_CHARACTERS,
     BodyFailed,
     BodyReader,
     BodyWriter,
-    WholeMessage,
-    chunk,
-    framed,
+    Frame,
+    HeadTooLong,
+    Kind,
+    NotOurFrame,
+    beginning,
     known_size,
+    read_frame,
+    read_message,
     small_message,
-    take_whole,
     write_body,
 )
-from p2pnode.overlay.sockets.http1 import HttpBody, NotOurHttp, RequestHead
 from p2pnode.overlay.sockets.line_meter import UploadMeter
 from p2pnode.overlay.transport import (
     HANDLER_SILENCE_S,
+    MAX_HEAD_BYTES,
     Request,
     RequestHandler,
     RequestRejected,
-    Response,
     TransportError,
     waits_for_none,
 )
@@ -48,7 +50,12 @@ KEEP_ALIVE_S = 90.0
 FIRST_REQUEST_S = 10.0
 #: After an early response the rest of the request is read and discarded for this long, or the response could be lost.
 LINGER_S = 5.0
-_NOT_A_REQUEST = b"This port belongs to a p2pnode; its status page is on another one.\n"
+#: For a browser.
+_TEXT = b"This port belongs to a p2pnode; its status page is on another one.\n"
+_NOT_A_REQUEST = (
+    b"HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
+    % (len(_TEXT), _TEXT)
+)
 
 
 class StreamServer:
@@ -115,72 +122,66 @@ class StreamServer:
 
     # --- one request ----------------------------------------------------------------------------------------------
 
-    async def handle(
-        self, connection: Connection, head: RequestHead, message: WholeMessage | HttpBody, *, is_last: bool
-    ) -> bool:
-        """Handle one request; False if the connection cannot be used again. Raises `OSError`, `NotOurHttp`."""
-        if not head.name:
-            _send(connection, http.NOT_FOUND, _NOT_A_REQUEST, kind="text/plain", is_last=True)
+    async def handle(self, connection: Connection, frame: Frame, *, is_last: bool) -> bool:
+        """Handle one request; False if the connection cannot be used again. Raises `OSError`."""
+        if frame.head_bytes > MAX_HEAD_BYTES:
+            _send(connection, Kind.REJECTED, str(HeadTooLong(frame.head_bytes)).encode(), is_last=True)
+            await _discard(connection)
             return False
         serving = self._connections.get(connection)
         source, peer = _source(connection) if serving is None else serving.source()
         self._places.begin(connection)
         try:
-            async with self._limiter.handler(peer, waits=self._waits(head.name)):
-                return await self._run_handler(connection, head, message, source, is_last=is_last)
+            async with self._limiter.handler(peer, waits=self._waits(frame.name)):
+                head, body = await read_message(connection, frame, HANDLER_SILENCE_S)
+                request = Request(frame.name, source, head, body, connection)
+                reader = None
+                if isinstance(body, BodyReader):
+                    reader = body
+                    reader.map_error = functools.partial(_transport_error, source)
+                reusable = await self._answer(connection, request, reader, is_last=is_last)
         finally:
             self._places.end(connection)
+        return await _read_to_end(reader, connection) and reusable
 
-    async def _run_handler(
-        self,
-        connection: Connection,
-        head: RequestHead,
-        message: WholeMessage | HttpBody,
-        source: Address,
-        *,
-        is_last: bool,
+    async def _answer(
+        self, connection: Connection, request: Request, reader: BodyReader | None, *, is_last: bool
     ) -> bool:
-        reader: BodyReader | None = None
-        if isinstance(message, HttpBody):
-            message = await _gathered(connection, head.size_bytes, message)
+        """Run the handler and send its response; False if the connection cannot be used again."""
         try:
-            if not isinstance(message, HttpBody):
-                request = Request(head.name, source, *message, connection)
-            else:
-                reader = BodyReader(message, functools.partial(_transport_error, source))
-                request = Request(head.name, source, await reader.head(), reader, connection)
             response = await self._on_request(request)
-        except (RequestRejected, BadFraming) as refusal:
-            reason = str(refusal)[: http.REASON_CHARACTERS].encode()
-            _send(connection, http.REJECTED, reason, kind="text/plain; charset=utf-8", is_last=is_last)
+        except RequestRejected as refusal:
+            _send(connection, Kind.REJECTED, str(refusal)[:REASON_CHARACTERS].encode(), is_last=is_last)
             return not is_last
         except Exception as error:
-            if reader is None or not reader.broken:  # otherwise the handler only reports that the stream broke
-                self._log.error("request_handler_failed", request=head.name, source=str(source), error=repr(error))
-            _send(connection, http.FAILED, b"the handler failed", kind="text/plain", is_last=True)
+            self._log_failure(request, reader, error)
+            _send(connection, Kind.FAILED, b"", is_last=True)
             return False
-        answer = small_message(response.head, response.body)
+        answer = small_message(Kind.OK, response.head, response.body, is_last=is_last)
         if answer is not None:
-            if is_last:
-                _send(connection, http.OK, answer, is_last=True)
-            else:
-                connection.send(small_messages.response(answer))
+            connection.send(answer)
             return not is_last
         writer = BodyWriter(response.body)
+        size_bytes = known_size(response.body)
+        start = beginning(Kind.OK, response.head, size_bytes, is_last=is_last)
         try:
-            await _respond(connection, response, writer, is_last=is_last)
+            await write_body(connection, start, writer, in_chunks=size_bytes is None, idle_timeout_s=HANDLER_SILENCE_S)
         except BodyFailed as error:
             # A body that comes from another node (a relay's) breaks off with its stream.
-            if not isinstance(error.error, TransportError) and (reader is None or not reader.broken):
-                self._log.error(
-                    "request_handler_failed", request=head.name, source=str(source), error=repr(error.error)
-                )
+            if not isinstance(error.error, TransportError):
+                self._log_failure(request, reader, error.error)
             # The response has begun: an abort is the only way to mark it as incomplete.
             connection.abort()
             return False
         finally:
             await writer.close()
         return not is_last
+
+    def _log_failure(self, request: Request, reader: BodyReader | None, error: Exception) -> None:
+        if reader is None or not reader.broken:  # otherwise the handler only reports that the stream broke
+            self._log.error(
+                "request_handler_failed", request=request.name, source=str(request.source), error=repr(error)
+            )
 
 
 class _ServerConnection:
@@ -220,7 +221,7 @@ class _ServerConnection:
     async def _run(self) -> None:
         # Invalid input from a peer ends only its own connection.
         try:
-            with contextlib.suppress(OSError, NotOurHttp, NotANodeCertificate, asyncio.CancelledError):
+            with contextlib.suppress(OSError, NotOurFrame, NotANodeCertificate, asyncio.CancelledError):
                 while await self._once():
                     pass
         finally:
@@ -253,67 +254,57 @@ class _ServerConnection:
         """Serve one request; False if it was the last."""
         connection = self._connection
         limit_s = KEEP_ALIVE_S if self._has_served else FIRST_REQUEST_S
-        # For the whole head: also bounds a peer that sends it slowly.
+        # For the whole header: also bounds a peer that sends it slowly.
         self._limit(limit_s)
         await connection.arrival()
-        taken = small_messages.take_request(connection.buffered)
-        head, whole = taken if taken is not None else (await http.read_request_head(connection), None)
+        if connection.unread and connection.buffered[0] != MAGIC[0]:
+            await self._refuse()
+            return False
+        frame = await read_frame(connection)
         self._close_at_s = None
-        if head is None:
+        if frame is None or frame.kind is not Kind.REQUEST:
             return False
         self.is_busy = self._has_served = True
         try:
-            self.is_last = self.is_last or head.is_last
-            if whole is not None:
-                reusable = await self._server.handle(connection, head, whole, is_last=self.is_last)
-                await connection.drain(HANDLER_SILENCE_S)
-                return reusable and not self.is_last
-            body = HttpBody(connection, head.size_bytes, HANDLER_SILENCE_S)
-            reusable = await self._server.handle(connection, head, body, is_last=self.is_last)
+            self.is_last = self.is_last or frame.is_last
+            reusable = await self._server.handle(connection, frame, is_last=self.is_last)
             await connection.drain(HANDLER_SILENCE_S)
-            if not body.is_at_end and not connection.has_ended:
-                await _discard(body)
-            return reusable and body.is_at_end and not self.is_last
+            return reusable and not self.is_last
         except TimeoutError:
             connection.abort()  # what is still buffered would keep a connection that is closed in order
             raise
         finally:
             self.is_busy = False
 
-
-async def _gathered(connection: Connection, size_bytes: int | None, body: HttpBody) -> WholeMessage | HttpBody:
-    """A message that arrives in pieces, as a whole if it is small. Raises `TimeoutError`."""
-    if size_bytes is None or size_bytes > GATHERED_BYTES:
-        return body
-    await connection.gather(size_bytes, HANDLER_SILENCE_S)
-    if (whole := take_whole(connection, size_bytes)) is None:
-        return body
-    body.is_at_end = True
-    return whole
+    async def _refuse(self) -> None:
+        """Tell a browser what it has found; the timer bounds how long it may go on sending."""
+        connection = self._connection
+        if connection.peek(4) in (b"GET ", b"POST", b"HEAD"):
+            connection.send(_NOT_A_REQUEST)
+            await _discard(connection)
 
 
-async def _discard(body: HttpBody) -> None:
+async def _read_to_end(reader: BodyReader | None, connection: Connection) -> bool:
+    """Read and discard the rest of a request that was answered early; whether its end was found."""
+    if reader is None or reader.is_at_end or connection.has_ended:
+        return reader is None or reader.is_at_end
+    await connection.drain(HANDLER_SILENCE_S)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
-            while await body.read():
+            while await reader.read():
+                pass
+    return reader.is_at_end
+
+
+async def _discard(connection: Connection) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while await connection.read(READ_BYTES):
                 pass
 
 
-async def _respond(connection: Connection, response: Response, body: BodyWriter, *, is_last: bool) -> None:
-    size = known_size(response.body)
-    beginning = framed(response.head)
-    if size is None:
-        beginning = chunk(beginning)
-    else:
-        size += len(beginning)
-    beginning = http.response_head(http.OK, size, is_last=is_last) + beginning
-    await write_body(connection, beginning, body, in_chunks=size is None, idle_timeout_s=HANDLER_SILENCE_S)
-
-
-def _send(
-    connection: Connection, status: int, message: bytes, *, kind: str = "application/octet-stream", is_last: bool
-) -> None:
-    connection.write([http.response_head(status, len(message), kind=kind, is_last=is_last) + message])
+def _send(connection: Connection, kind: Kind, head: bytes, *, is_last: bool) -> None:
+    connection.send(beginning(kind, head, 0, is_last=is_last))
 
 
 def _source(connection: Connection) -> tuple[Address, bytes | str]:

@@ -1,6 +1,6 @@
-"""The transport on real sockets: UDP datagrams, and HTTP/1.1 requests over TCP or TLS, on one port number.
+"""The transport on real sockets: UDP datagrams, and requests over TCP or TLS, on one port number.
 
-A request is `POST /p2p/{name}`. Both messages are a length, a head and a raw body (`overlay.sockets.framing`). The
+Requests and responses are a head and a raw body (`overlay.sockets.framing`). The
 request handler decides which names exist. A closed swarm uses TLS. This module composes `overlay.sockets.server` and
 `overlay.sockets.client` with the listening sockets.
 """

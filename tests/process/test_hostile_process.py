@@ -19,6 +19,7 @@ import pytest
 
 from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
+from p2pnode.overlay.sockets.framing import HEADER, IN_CHUNKS, MAGIC
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import start_p2pnode
 from tests.process.harness.swarm_world import ANSWER_S
@@ -132,24 +133,27 @@ def junk_datagrams(to: tuple[str, int], source: random.Random) -> None:
 
 
 def junk_streams(to: tuple[str, int], source: random.Random) -> list[socket.socket]:
-    """Bytes that are no HTTP, absurd headers, wrong lengths; returns the half-open connections, to be kept open."""
-    push = b"POST /p2p/push HTTP/1.1\r\nHost: x\r\nX-P2PNode: 1\r\n"
+    """Bytes of other protocols, absurd headers, wrong lengths; returns the half-open connections, to be kept open."""
+
+    def push(head_bytes: int, body_bytes: int, name: bytes = b"push", kind: int = 0) -> bytes:
+        return HEADER.pack(MAGIC, kind, False, len(name), head_bytes, body_bytes) + name
+
     messages = [
         source.randbytes(100_000),
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + source.randbytes(500),
         b"GET / HTTP/1.1\r\nHost: " + b"a" * 1_000_000 + b"\r\n\r\n",
         b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: y\r\n" % number for number in range(20_000)) + b"\r\n",
-        push + b"Content-Length: 99999999999999999999\r\n\r\nshort",
-        push + b"Content-Length: -1\r\n\r\n",
-        push + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n",
-        push + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nx",
-        # The length of the head is a lie of four gigabytes, in either byte order and either width.
-        push + b"Content-Length: 1000\r\n\r\n" + struct.pack(">I", 0xFFFFFFFF) + source.randbytes(996),
-        push + b"Content-Length: 1000\r\n\r\n" + struct.pack("<I", 0x7FFFFFFF) + source.randbytes(996),
-        push + b"Content-Length: 1000\r\n\r\n" + b"\xff" * 8 + source.randbytes(992),
-        push + b"Content-Length: 1000\r\n\r\n" + struct.pack(">I", 900) + source.randbytes(996),
-        push.replace(b"/push", b"/../../etc/passwd") + b"Content-Length: 0\r\n\r\n",
-        push.replace(b"/push", b"/hello") + b"Content-Length: 200\r\n\r\n" + struct.pack(">I", 196) + b"\x91" * 196,
+        push(5, 1 << 63) + b"short",
+        push(5, 10, kind=9) + b"short",
+        push(5, 10, kind=1) + source.randbytes(15),
+        push(5, IN_CHUNKS) + b"short" + b"\xff" * 8 + b"x",
+        # The length of the head is a lie of four gigabytes, or of two.
+        push(0xFFFFFFFF, 1000) + source.randbytes(1000),
+        push(0x7FFFFFFF, 1000) + source.randbytes(1000),
+        push(900, 100) + source.randbytes(1000),
+        push(0, 0, b"../../etc/passwd"),
+        push(0, 0, b"\xff" * 255),
+        push(196, 0, b"hello") + b"\x91" * 196,
     ]
     held = []
     for message in messages:
@@ -159,7 +163,7 @@ def junk_streams(to: tuple[str, int], source: random.Random) -> list[socket.sock
         held.append(connection)
     for number in range(60):
         connection = socket.create_connection(to, timeout=60)
-        connection.sendall((push + b"Content-Length: 1000\r\n\r\n")[: number * 2])
+        connection.sendall(push(900, 100)[:number])
         held.append(connection)
     for connection in held[:7]:
         # Reset instead of a farewell.

@@ -17,6 +17,7 @@ import pytest
 from p2pnode.overlay.addresses import NodeAddress, id_behind
 from p2pnode.overlay.identity import Identity, identity_from_seed
 from p2pnode.overlay.sealing.swarm_key import KeyRing
+from p2pnode.overlay.sockets.framing import Kind, beginning
 from p2pnode.overlay.sockets.transport import SocketTransport
 from p2pnode.overlay.system import SystemClock
 from p2pnode.overlay.transport import MAX_DATAGRAM_BYTES, TransportError
@@ -99,7 +100,7 @@ def test_without_a_key(run: Run) -> None:
             with contextlib.suppress(ssl.SSLWantReadError):
                 context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="example.org").do_handshake()
             streams = [
-                b"POST /p2p/hello HTTP/1.1\r\nHost: x\r\nX-P2PNode: 1\r\nContent-Length: 0\r\n\r\n",
+                beginning(Kind.REQUEST, b"", 0, name=b"hello"),
                 b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
                 outgoing.read(),
                 b"\x16\x03\x01\xff\xff" + os.urandom(64),

@@ -25,6 +25,7 @@ from p2pnode.overlay.requests import Envelope
 from p2pnode.overlay.sealing.client_hello import server_name
 from p2pnode.overlay.sealing.handshake import SEALED
 from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.sockets.framing import Kind, beginning
 from p2pnode.overlay.system import SystemEntropy
 from p2pnode.overlay.transport import TransportError
 from tests.process.harness.members import BareSocket, Member, Relay, Tap, ask, flipped, send_bytes
@@ -104,7 +105,7 @@ async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
 
     async def without_a_key() -> None:
         bare.send(home, b"\0" + os.urandom(299))  # a first byte of ours would be another reason
-        assert await send_bytes(home, b"POST /p2p/hello HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n") == b""
+        assert await send_bytes(home, beginning(Kind.REQUEST, b"", 0, name=b"hello")) == b""
 
     def with_keys(keys: KeyRing, run: str) -> Callable[[], Awaitable[None]]:
         async def attack() -> None:

@@ -1,4 +1,4 @@
-"""HTTP heads and bodies read from a connection whose bytes arrive in pieces of any size."""
+"""Frames read from a connection whose bytes arrive in pieces of any size."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pnode.overlay.addresses import Address
-from p2pnode.overlay.sockets import http1 as http
 from p2pnode.overlay.sockets.connection import BUFFER_BYTES, DIRECT_READ_BYTES, ConnectionClosed
-from p2pnode.overlay.sockets.framing import chunk
-from p2pnode.overlay.sockets.http1 import HttpBody, NotOurHttp
+from p2pnode.overlay.sockets.framing import (
+    CHUNK_LENGTH,
+    MAGIC,
+    BodyReader,
+    HeadTooLong,
+    Kind,
+    NotOurFrame,
+    beginning,
+    read_frame,
+    read_message,
+)
 from tests.unit.overlay.sockets.wire import Wire, all_of
-
-PEER = Address("10.0.0.1", 9)
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -44,49 +49,48 @@ def test_what_is_sent_is_read(
     pieces = [[bytes([number + 1]) * size for number, size in enumerate(body) if size] for body in bodies]
     sent = b""
     for body in pieces:
-        size = None if in_chunks else sum(map(len, body))
-        sent += http.request_head(PEER, "a b/c?", size)
-        sent += b"".join([*map(chunk, body), b"0\r\n\r\n"]) if in_chunks else b"".join(body)
+        sent += beginning(Kind.REQUEST, b"head", None if in_chunks else sum(map(len, body)), name="a b/ç?".encode())
+        for piece in body:
+            sent += CHUNK_LENGTH.pack(len(piece)) + piece if in_chunks else piece
+        sent += CHUNK_LENGTH.pack(0) if in_chunks else b""
 
     async def main() -> None:
         wire = Wire(sent, cuts)
         for body in pieces:
-            head = await http.read_request_head(wire.connection)
-            assert head is not None
-            assert (head.name, head.is_last) == ("a b/c?", False)
-            arriving = HttpBody(wire.connection, head.size_bytes, 5.0)
+            frame = await read_frame(wire.connection)
+            assert frame is not None
+            assert (frame.name, frame.is_last) == ("a b/ç?", False)
+            head, arriving = await read_message(wire.connection, frame, 5.0)
+            assert head == b"head"
             got = bytearray()
             turn = 0
-            while not arriving.is_at_end:
+            while len(got) < sum(map(len, body)) or (isinstance(arriving, BodyReader) and not arriving.is_at_end):
                 if fills:
                     target = bytearray(wanted[turn % len(wanted)])
-                    got += target[: await arriving.fill(memoryview(target))]
+                    got += target[: await arriving.read_into(memoryview(target))]
                 else:
-                    got += await arriving.read()
+                    got += await anext(arriving, b"")
                 turn += 1
             assert got == b"".join(body)
-        assert await http.read_request_head(wire.connection) is None
+        assert await read_frame(wire.connection) is None
         await wire.stop()
 
     run(main())
 
 
-@given(st.binary(max_size=400) | st.text(alphabet="POST /p2: 1\r\nHTP.chunked", max_size=200).map(str.encode))
+@given(st.binary(max_size=400) | st.binary(max_size=200).map(MAGIC.__add__))
 @settings(deadline=None)
 def test_junk_raises_no_other_error(junk: bytes) -> None:
-    """Any bytes as request, response or chunks end in a value, `NotOurHttp` or `ConnectionClosed`."""
+    """Any bytes as message or chunks end in a value, `NotOurFrame`, `HeadTooLong` or `ConnectionClosed`."""
 
     async def main() -> None:
-        for read in (http.read_request_head, http.read_response_head):
+        for is_body in (False, True):
             wire = Wire(junk, [7])
-            try:
-                assert await read(wire.connection) is None or b"\r\n\r\n" in junk
-            except (NotOurHttp, ConnectionClosed):
-                pass
+            with contextlib.suppress(NotOurFrame, HeadTooLong, ConnectionClosed):
+                if is_body:
+                    await all_of(BodyReader(wire.connection, None, 5.0))
+                elif (frame := await read_frame(wire.connection)) is not None:
+                    await read_message(wire.connection, frame, 5.0)
             await wire.stop()
-        wire = Wire(junk, [7])
-        with contextlib.suppress(NotOurHttp, ConnectionClosed):
-            await all_of(HttpBody(wire.connection, None, 5.0))
-        await wire.stop()
 
     run(main())

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.sockets.framing import HEADER, MAGIC, Kind, beginning
 from p2pnode.overlay.transport import (
+    MAX_HEAD_BYTES,
     TransportError,
 )
 from tests.process.harness.free_port import free_port
@@ -230,13 +232,13 @@ async def _garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 async def _bad_length(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readuntil(b"\r\n\r\n")
-    writer.write(b"HTTP/1.1 200 OK\r\nX-P2PNode: 1\r\nContent-Length: 4\r\n\r\n\xff\xff\xff\xff")
+    writer.write(HEADER.pack(MAGIC, Kind.OK, False, 0, MAX_HEAD_BYTES + 1, 0))
     await writer.drain()
 
 
 async def _short_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readuntil(b"\r\n\r\n")
-    writer.write(b"HTTP/1.1 200 OK\r\nX-P2PNode: 1\r\nContent-Length: 100\r\n\r\n\0\0\0\x01hbody")
+    writer.write(beginning(Kind.OK, b"h", 100) + b"body")
     await writer.drain()
 
 

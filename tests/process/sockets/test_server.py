@@ -10,6 +10,7 @@ import pytest
 from p2pnode.overlay.sockets import server as server_module
 from p2pnode.overlay.sockets import transport as transport_module
 from p2pnode.overlay.sockets.connection_places import places_of
+from p2pnode.overlay.sockets.framing import HEADER, MAGIC, Kind, beginning
 from p2pnode.overlay.transport import Request, Response
 from tests.process.harness.sockets import LATE_S, MB, Node, Paced, Run, ask, failure, paced, run
 
@@ -70,10 +71,12 @@ def test_leaving_early_cancels_the_handler(run: Run) -> None:
 JUNK = [
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"POST /p2p/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n\0\0\0\0",
-    b"POST /p2p/echo HTTP/1.1\r\nHost: x\r\nX-P2PNode: 1\r\nContent-Length: 4\r\n\r\n\xff\xff\xff\xff",
-    b"POST /p2p/echo HTTP/1.1\r\nHost: x\r\nX-P2PNode: 1\r\nContent-Length: 2\r\n\r\n\0\0",
-    b"POST /p2p/echo HTTP/1.1\r\nHost: x\r\nX-P2PNode: 1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    MAGIC,
+    HEADER.pack(MAGIC, 77, False, 0, 0, 0),
+    beginning(Kind.OK, b"an answer", 0),
+    HEADER.pack(MAGIC, Kind.REQUEST, False, 4, 0xFFFFFFFF, 0) + b"echo",
+    beginning(Kind.REQUEST, b"cut", 100, name=b"echo"),
+    beginning(Kind.REQUEST, b"cut", None, name=b"echo") + b"\xff" * 8,
     b"A" * 100_000,
     b"\r\n" * 1000,
     bytes(range(256)) * 100,

@@ -117,7 +117,7 @@ def test_a_network_without_multicast_is_logged_and_otherwise_ignored() -> None:
         for world, events in ((World(fails=True), ["lan_discovery_failed"]), (World(has_lan=False), [])):
             await world.service.start()
             assert [record.event for record in world.records] == events
-            assert not await world.service.join(world.joins)
+            assert not await world.service.join(world.joins.join, world.joins.attempts)
             world.local.enter(GENESIS)
             await world.service.announce_when_joined()
             await world.service.stop()
@@ -133,12 +133,12 @@ def test_the_lowest_id_founds_and_a_higher_one_joins() -> None:
         world, loop = World(), asyncio.get_running_loop()
         await world.service.start()
         began = loop.time()
-        assert not await world.service.join(world.joins)
+        assert not await world.service.join(world.joins.join, world.joins.attempts)
         assert abs(loop.time() - began - SEARCH_S) < 0.2
         assert world.joins.calls == []
 
         world.receive(LOWER)
-        assert await world.service.join(world.joins)
+        assert await world.service.join(world.joins.join, world.joins.attempts)
         assert world.joins.calls == [([], None)]
 
     play(story)
@@ -153,7 +153,7 @@ def test_lower_ids_that_do_not_answer_are_dropped_until_this_node_founds() -> No
         world.receive(LOWER)
         world.receive(LOWEST)
         began = loop.time()
-        assert not await world.service.join(world.joins)
+        assert not await world.service.join(world.joins.join, world.joins.attempts)
         assert loop.time() - began >= 2 * LAN_JOIN_TIMEOUT_S
         assert [record.event for record in world.records] == ["neighbours_do_not_answer"] * 2
         assert world.records[0].fields["attempts"] == {"10.0.0.1:8468": "timed out"}
@@ -168,7 +168,7 @@ def test_a_node_never_founds_beside_one_that_announces_a_swarm() -> None:
         world = World(join_s=3600.0)
         await world.service.start()
         world.receive(LOWER, joined=True)
-        task = asyncio.create_task(world.service.join(world.joins), name="join")
+        task = asyncio.create_task(world.service.join(world.joins.join, world.joins.attempts), name="join")
         await asyncio.sleep(10 * LAN_JOIN_TIMEOUT_S)
         assert not task.done()
         assert len(world.joins.calls) >= 9

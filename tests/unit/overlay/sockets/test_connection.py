@@ -35,25 +35,6 @@ def test_what_nobody_reads_is_bounded() -> None:
     asyncio.run(main())
 
 
-def test_reading_lines() -> None:
-    """A line ends at its separator, the end of the input gives nothing, and an endless line is refused."""
-
-    async def main() -> None:
-        wire = Wire(b"one\r\ntwo\r\n", [2])
-        assert [await wire.connection.read_line(20, b"\r\n") for _ in range(3)] == [b"one\r\n", b"two\r\n", b""]
-        await wire.stop()
-        wire = Wire(b"x" * 100)
-        with pytest.raises(ValueError, match="no end within 50"):
-            await wire.connection.read_line(50, b"\r\n")
-        await wire.stop()
-        wire = Wire(b"half")
-        with pytest.raises(ConnectionClosed):
-            await wire.connection.read_line(50, b"\r\n")
-        await wire.stop()
-
-    asyncio.run(main())
-
-
 def test_a_small_message_is_gathered_in_one_wait() -> None:
     """More than the buffer of a connection that nobody reads; what comes after it is bounded as before."""
 

@@ -8,21 +8,29 @@ from typing import Any
 
 import pytest
 
-from p2pnode.overlay.sockets.connection import Connection
+from p2pnode.overlay.sockets.connection import Connection, ConnectionClosed
 from p2pnode.overlay.sockets.framing import (
+    CHUNK_LENGTH,
     COPY_BYTES,
+    HEADER,
+    IN_CHUNKS,
+    MAGIC,
     SMALL_MESSAGE_BYTES,
-    BadFraming,
     BodyFailed,
     BodyReader,
     BodyWriter,
-    chunk,
-    framed,
+    Frame,
+    HeadTooLong,
+    Kind,
+    NotOurFrame,
+    WholeBody,
+    beginning,
     known_size,
+    read_frame,
+    read_message,
     small_message,
     write_body,
 )
-from p2pnode.overlay.sockets.http1 import HttpBody
 from p2pnode.overlay.sockets.send_queue import SLICE_BYTES, SMALL_SLICE_BYTES, Probe, SendQueue, acknowledged_by_count
 from p2pnode.overlay.transport import MAX_HEAD_BYTES, Body, SizedBody
 from tests.unit.overlay.sockets.wire import SocketWire, Wire
@@ -67,10 +75,12 @@ async def produced(*chunks: bytes) -> AsyncIterator[bytes]:
         yield data
 
 
-def test_golden_framing() -> None:
-    """A head has its length before it, and a chunk its size in hexadecimal digits."""
-    assert framed(b"head") == b"\0\0\0\4head"
-    assert chunk(b"x" * 26) == b"1a\r\n" + b"x" * 26 + b"\r\n"
+def test_golden_frames() -> None:
+    """Magic, kind, whether it is the last, lengths of name, head and body, name, head, body; all ones for chunks."""
+    sized = beginning(Kind.REQUEST, b"head", 3, name=b"push")
+    assert sized == b"p2pn\r\n\r\n" + bytes.fromhex("00 00 04 00000004 0000000000000003") + b"pushhead"
+    in_chunks = beginning(Kind.OK, b"", None, is_last=True)
+    assert in_chunks == b"p2pn\r\n\r\n" + bytes.fromhex("01 01 00 00000000 ffffffffffffffff")
 
 
 def test_known_sizes() -> None:
@@ -80,9 +90,10 @@ def test_known_sizes() -> None:
     assert known_size([b"ab", numbers]) == 10
     assert known_size(SizedBody(iter([b"abc"]), 3)) == 3
     assert known_size(iter([b"abc"])) is None
-    assert small_message(b"head", [b"ab", b"c"]) == b"\0\0\0\4headabc"
-    assert small_message(b"head", iter([b"abc"])) is None
-    assert small_message(b"head", [bytes(SMALL_MESSAGE_BYTES)]) is None
+    assert small_message(Kind.OK, b"head", [b"ab", b"c"]) == beginning(Kind.OK, b"head", 3) + b"abc"
+    assert small_message(Kind.OK, b"head", iter([b"abc"])) is None
+    assert small_message(Kind.OK, b"head", [bytes(SMALL_MESSAGE_BYTES)]) is None
+    assert small_message(Kind.OK, b"head", [numbers]) is None, "its length counts items"
 
 
 def test_small_chunks_are_collected_and_copied() -> None:
@@ -107,10 +118,12 @@ def test_a_large_chunk_is_written_in_slices() -> None:
 
 
 def test_chunked_bodies() -> None:
-    """Each chunk of an asynchronous body is an HTTP chunk, empty ones are left out, and the last one ends the body."""
+    """Each chunk of an asynchronous body has its length before it, and an empty one ends the body."""
     sink = written(produced(b"abc", b"", b"de"), in_chunks=True)
 
-    assert b"".join(sink.writes) == b"begin3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+    assert b"".join(sink.writes) == b"begin" + b"".join(
+        (CHUNK_LENGTH.pack(3), b"abc", CHUNK_LENGTH.pack(2), b"de", CHUNK_LENGTH.pack(0))
+    )
 
 
 @pytest.mark.parametrize("pauses", [True, False])
@@ -169,44 +182,61 @@ def test_a_body_that_raises() -> None:
     asyncio.run(main())
 
 
-def reader_of(data: bytes, **options: Any) -> tuple[Wire, BodyReader]:
-    wire = Wire(data, [7])
-    return wire, BodyReader(HttpBody(wire.connection, len(data), 5.0), lambda error: error, **options)
+async def read_all(wire: Wire) -> tuple[Frame, bytes, bytes]:
+    frame = await read_frame(wire.connection, 5.0)
+    assert frame is not None
+    head, body = await read_message(wire.connection, frame, 5.0)
+    return frame, head, b"".join([bytes(data) async for data in body])
 
 
-def test_reading_head_and_body() -> None:
-    """The head comes first, then the body, as buffers or into the caller's memory."""
+@pytest.mark.parametrize("size", [0, 4, 100_000])
+def test_reading_head_and_body(size: int) -> None:
+    """The head comes first, then the body, as buffers or into the caller's memory; a small body comes with its head."""
+    message = beginning(Kind.REQUEST, b"head", size, name=b"push") + b"b" * size
 
     async def main() -> None:
-        wire, reader = reader_of(framed(b"head") + b"body")
-        assert await reader.head() == b"head"
-        assert b"".join([bytes(data) async for data in reader]) == b"body"
+        wire = Wire(message, [7000])
+        frame, head, body = await read_all(wire)
+        assert (frame.kind, frame.name, frame.is_last) == (Kind.REQUEST, "push", False)
+        assert (head, body) == (b"head", b"b" * size)
+        assert await read_frame(wire.connection) is None, "the peer has closed it"
         await wire.stop()
-        wire, reader = reader_of(framed(b"head") + b"body")
-        assert await reader.head() == b"head"
-        target = bytearray(10)
-        assert await reader.read_into(memoryview(target)) == 4
-        assert target[:4] == b"body"
+        wire = Wire(message, [7])
+        found = await read_frame(wire.connection)
+        assert found is not None
+        _, reader = await read_message(wire.connection, found)
+        assert isinstance(reader, WholeBody) == (size < 100_000)
+        target = bytearray(size + 6)
+        assert await reader.read_into(memoryview(target)) == size
+        assert target[:size] == b"b" * size
+        assert reader.is_at_end
         await wire.stop()
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("data", "error"),
     [
-        (b"\0\0", "ended before its head"),
-        (b"\0\0\0\5head", "ended within its head"),
-        ((MAX_HEAD_BYTES + 1).to_bytes(4, "big") + b"x", "at most"),
+        (b"HTTP/1.1 200 OK\r\n\r\nand much more", NotOurFrame),
+        (b"SSH", NotOurFrame),
+        (MAGIC, ConnectionClosed),
+        (HEADER.pack(MAGIC, 9, False, 0, 0, 0), NotOurFrame),
+        (beginning(Kind.REQUEST, b"head", 2, name=b"push")[: HEADER.size + 2], ConnectionClosed),
+        (beginning(Kind.REQUEST, b"head", 2)[:-1], ConnectionClosed),
+        (beginning(Kind.REQUEST, b"head", 2) + b"b", ConnectionClosed),
+        (beginning(Kind.REQUEST, b"head", None) + CHUNK_LENGTH.pack(5) + b"four", ConnectionClosed),
+        (HEADER.pack(MAGIC, 0, False, 0, MAX_HEAD_BYTES + 1, 0) + b"x", HeadTooLong),
+        (HEADER.pack(MAGIC, 0, False, 0, 4, IN_CHUNKS - 1) + b"head", ConnectionClosed),
     ],
 )
-def test_bad_framing(data: bytes, message: str) -> None:
-    """A message without a whole head, and a head above the limit, are refused."""
+def test_bad_frames(data: bytes, error: type[Exception]) -> None:
+    """What is cut short, of another protocol, or above the limits is refused, and takes no memory for what it says."""
 
     async def main() -> None:
-        wire, reader = reader_of(data)
-        with pytest.raises(BadFraming, match=message):
-            await reader.head()
+        wire = Wire(data)
+        with pytest.raises(error):
+            await read_all(wire)
         await wire.stop()
 
     asyncio.run(main())
@@ -216,11 +246,12 @@ def test_errors_of_the_stream_are_mapped() -> None:
     """What the stream raises reaches the reader as `map_error` has it, and the reader is marked as broken."""
 
     async def main() -> None:
-        wire = Wire(framed(b"head") + b"bo")
-        reader = BodyReader(HttpBody(wire.connection, 20, 5.0), lambda _error: LookupError("mapped"))
-        assert await reader.head() == b"head"
+        wire = Wire(b"bo")
+        reader = BodyReader(wire.connection, 20, 5.0)
+        reader.map_error = lambda _error: LookupError("mapped")
+        assert b"".join([bytes(await anext(reader))]) == b"bo"
         with pytest.raises(LookupError, match="mapped"):
-            assert [data async for data in reader] == []
+            await anext(reader)
         assert reader.broken
         with pytest.raises(LookupError, match="mapped"):
             await reader.read_into(memoryview(bytearray(3)))

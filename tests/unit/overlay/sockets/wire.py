@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from p2pnode.overlay.sockets.connection import Connection
-from p2pnode.overlay.sockets.http1 import HttpBody
+from p2pnode.overlay.sockets.framing import BodyReader
 
 
 class Wire(asyncio.Transport):
@@ -87,7 +87,7 @@ class SocketWire(asyncio.WriteTransport):
         return self.closing
 
 
-async def all_of(body: HttpBody) -> bytes:
+async def all_of(body: BodyReader) -> bytes:
     data = b""
     while piece := await body.read():
         data += piece
