@@ -7,13 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
-import pytest
-
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.kademlia.messages import pack_contact
 from p2pnode.overlay.peers import Contact
-from p2pnode.overlay.transport import ReceivedResponse, RequestRejected, TransportError
+from p2pnode.overlay.transport import ReceivedResponse, TransportError
 from p2pnode.training.dispatch.answers import ReportAnswer
 from p2pnode.training.dispatch.client import MasterClient
 from p2pnode.training.dispatch.directory import MasterDirectory
@@ -137,37 +134,5 @@ def test_a_new_master_ends_the_wait() -> None:
         directory.note(record(TWO, 1))
         await asking
         assert asyncio.get_running_loop().time() - began < 0.1
-
-    with_client(scenario)
-
-
-def test_the_newest_record_counts_until_its_master_is_gone_or_silent() -> None:
-    """A higher epoch replaces a lower one; that of a dead node and one that was not sent for 30 s are none."""
-
-    async def scenario(swarm: FakeSwarm, directory: MasterDirectory, _: MasterClient) -> None:
-        directory.note(record(TWO, 2))
-        directory.note(record(ONE, 1))
-        assert directory.record == record(TWO, 2)
-        swarm.gone.add(TWO)
-        assert directory.record is None
-        directory.note(record(ONE, 1))
-        assert directory.record == record(ONE, 1)
-        await asyncio.sleep(31.0)
-        assert directory.record is None
-
-    with_client(scenario)
-
-
-def test_a_node_announces_itself_alone() -> None:
-    """A record of another node, and bytes that are none, are refused."""
-
-    async def scenario(swarm: FakeSwarm, directory: MasterDirectory, _: MasterClient) -> None:
-        (handler,) = swarm.handlers.values()
-        answer = await handler(contact(ONE), encode(WhoServes(record(ONE, 1))), None)
-        assert msgspec.msgpack.decode(answer.head, type=WhoServes).record == record(ONE, 1)
-        for payload in (encode(WhoServes(record(TWO, 9))), b"\xc1"):
-            with pytest.raises(RequestRejected):
-                await handler(contact(ONE), payload, None)
-        assert directory.record == record(ONE, 1)
 
     with_client(scenario)

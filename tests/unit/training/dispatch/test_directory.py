@@ -125,12 +125,6 @@ def test_a_record_is_sent_to_the_eight_nodes_nearest_to_the_key() -> None:
     with_directory(scenario)
 
 
-def test_the_key_of_a_run_is_its_own() -> None:
-    """Twenty bytes, as node ids have."""
-    assert len(key_of(GENESIS)) == 20
-    assert key_of(GENESIS) != key_of(b"h" * 16)
-
-
 def test_who_does_not_know_asks_the_keepers_and_takes_the_newest() -> None:
     """Not one whose master is gone; who knows asks nobody."""
 

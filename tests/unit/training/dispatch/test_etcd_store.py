@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from p2pnode.training.dispatch import etcd_store
-from p2pnode.training.dispatch.etcd_gateway import EtcdUnreachable
+from p2pnode.training.dispatch.etcd_gateway import EtcdRefused, EtcdUnreachable
 from p2pnode.training.dispatch.etcd_store import EtcdStore
 from p2pnode.training.dispatch.store import MAX_BYTES, MAX_ROWS, StoreLost
-from tests.harness.environment.simulated import SeededEntropy, make_environment
+from tests.harness.environment.simulated import ListLog, SeededEntropy, make_environment
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.fake_etcd import FakeCalls, FakeEtcd
 
 TTL_S = 10.0
 
 
-def master(etcd: FakeEtcd, name: str = "one") -> tuple[EtcdStore, FakeCalls]:
+def master(etcd: FakeEtcd, name: str = "one", log: ListLog | None = None) -> tuple[EtcdStore, FakeCalls]:
     calls = FakeCalls(etcd)
-    environment = make_environment(entropy=SeededEntropy(name))
+    environment = make_environment(entropy=SeededEntropy(name), log=log or ListLog([]))
     return EtcdStore(calls, "/test", name, environment, TTL_S), calls
 
 
@@ -133,18 +133,26 @@ def test_a_master_without_etcd_stops_before_its_lease_could_have_ended() -> None
     simulate(scenario)
 
 
-def test_a_lease_that_etcd_has_ended_is_noticed_at_the_next_renewal() -> None:
-    """An operator revoked the lease: the master stops within a third of its time, though its own clock would go on."""
+@pytest.mark.parametrize("how", ["its lease has ended", "lease not found"])
+def test_a_lease_that_etcd_has_ended_is_noticed_at_the_next_renewal(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator revoked the lease: the master stops within a third of its time, though its own clock would go on.
+    The reason is etcd's where it has one, and stays."""
+
+    async def refuse(*_: object) -> None:
+        raise EtcdRefused(5, "requested lease not found")
 
     async def scenario() -> None:
         etcd = FakeEtcd()
-        store, _ = master(etcd)
+        store, calls = master(etcd)
         await store.open()
         await asyncio.sleep(20.1)
         etcd._end(store._lock._lease)
-        await asyncio.sleep(TTL_S / 3 + 0.1)
-        with pytest.raises(StoreLost, match="its lease has ended"):
-            store.check()
+        if how == "lease not found":
+            monkeypatch.setattr(calls, "call", refuse)
+        for wait_s in (TTL_S / 3 + 0.1, TTL_S):
+            await asyncio.sleep(wait_s)
+            with pytest.raises(StoreLost, match=how):
+                store.check()
         await store.close()
 
     simulate(scenario)
@@ -216,16 +224,18 @@ def test_rows_are_read_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unreachable_etcd_is_waited_for_in_a_campaign() -> None:
-    """A master that starts before etcd does begins to serve when it answers."""
+    """A master that starts before etcd does begins to serve when it answers; the log says once why it waits."""
 
     async def scenario() -> None:
-        store, calls = master(FakeEtcd())
+        log = ListLog([])
+        store, calls = master(FakeEtcd(), log=log)
         calls.cut = True
         with pytest.raises(EtcdUnreachable):
             await calls.call("kv/range", {}, 1.0)
         opening = asyncio.create_task(store.open())
         await asyncio.sleep(300)
         assert not opening.done()
+        assert [one.fields["reason"] for one in log.of("dispatch_master_waits")] == ["no answer"]
         calls.cut = False
         async with asyncio.timeout(2):
             await opening

@@ -24,18 +24,6 @@ def holding(*tasks: RecordTask) -> HeldTasks:
     return held
 
 
-def test_a_task_is_finished_only_when_the_steps_that_trained_it_are_counted() -> None:
-    """Reported is not trained: the step of the last record has to be counted too."""
-    held = holding(task(1))
-    held.report(1, [TaskTrained(1, 1, 6)])
-    held.report(2, [TaskTrained(1, 1, 10)])
-
-    assert held.count(1) == []
-    assert held.held() == [Held(1, 1, 6)]
-    assert held.count(2) == [Complete(1, 1, trained=10)]
-    assert len(held) == 0
-
-
 def test_what_a_crashed_turn_trained_is_drawn_again() -> None:
     """A new trainer goes on after the last step that has a delta, counted or under way."""
     held = holding(task(1), task(2))
@@ -69,33 +57,6 @@ def test_reports_of_tasks_that_are_no_longer_held_have_no_effect() -> None:
     assert held.count(1) == []
     held.report(2, [TaskTrained(1, 2, 99)])
     assert held.count(2) == [Complete(1, 2, trained=10)]
-
-
-def test_leaving_gives_everything_back_with_what_is_counted() -> None:
-    """What is reported and not counted is trained again by others."""
-    held = holding(task(1), task(2, skip=2))
-    held.report(1, [TaskTrained(1, 1, 3)])
-    held.count(1)
-    held.report(2, [TaskTrained(1, 1, 9)])
-
-    assert held.give_back() == [Complete(1, 1, 3), Complete(2, 1, 2)]
-    assert held.saved() == []
-
-
-def test_a_saved_position_is_taken_over() -> None:
-    """The rest of the tasks is drawn after a restart of the daemon."""
-    held = holding(task(1), task(2))
-    held.report(1, [TaskTrained(1, 1, 3)])
-    held.count(1)
-    again = HeldTasks()
-    for saved in held.saved():
-        again.add(saved.task, saved.lease_s, saved.trained)
-
-    first = again.draw()
-
-    assert first is not None
-    assert (first.task, first.skip) == (1, 3)
-    assert again.shortest_lease_s == 30.0
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -16,13 +16,12 @@ from p2pnode.training.dispatch.answers import (
     Cause,
     DatasetRegistered,
     Held,
-    LeaseEnded,
     QueueEvent,
     QueueRules,
     Registration,
     ReportAnswer,
 )
-from p2pnode.training.dispatch.chunks import BadDataset, ChunkTable, DatasetChunk, DatasetDiffers, digest_of
+from p2pnode.training.dispatch.chunks import BadDataset, ChunkTable, DatasetChunk, DatasetDiffers
 from p2pnode.training.dispatch.queue import StateDamaged
 from p2pnode.training.dispatch.store import StoreLost, StoreRefused
 from p2pnode.training.dispatch.stored_queue import StoredQueue, recovered
@@ -150,51 +149,6 @@ def test_a_master_notices_its_successor_without_being_asked() -> None:
             first.queue.agree(TABLE.summary())
         assert second.queue.epoch > first.queue.epoch
         await first.queue.close()
-        await second.queue.close()
-
-    simulate(scenario)
-
-
-def test_leases_end_without_a_request() -> None:
-    """A lease whose time is over is returned when it is, and the event says so; a restart gives it its full time."""
-
-    async def scenario() -> None:
-        scene = await Scene.begin()
-        await scene.queue.get(ANN)
-        await asyncio.sleep(40)
-        scene.store.epoch = 0  # killed
-        second = await Scene.begin(scene.store.contents)
-        await asyncio.sleep(45)
-        assert second.queue.status().leased == 1
-        await asyncio.sleep(10)
-        assert second.queue.status().leased == 0
-        assert second.events == [LeaseEnded(0, 1, ANN, Cause.TIMEOUT)]
-        await scene.queue.close()
-        await second.queue.close()
-
-    simulate(scenario)
-
-
-def test_another_data_set_is_refused_by_name() -> None:
-    """The error names the first difference; the same data set gets the first registration's settings."""
-
-    async def scenario() -> None:
-        scene = await Scene.begin()
-        other = ChunkTable(DatasetChunk("data", index, 50 * index, 10) for index in range(99))
-        with pytest.raises(DatasetDiffers, match="data has 99 chunks, the registered one has 100"):
-            await scene.queue.register(other, WANTED)
-        with pytest.raises(DatasetDiffers, match="99 chunks"):
-            scene.queue.agree(other.summary())
-        first = await scene.queue.register(
-            TABLE, Registration(identity=b"j", digest=b"", tasks=0, chunks_per_task=9, shuffle=True, seed=4)
-        )
-        assert (first.tasks, first.chunks_per_task, first.shuffle) == (50, 2, False)
-        assert first.digest == digest_of(TABLE.summary())
-        assert scene.queue.table is TABLE
-        await scene.queue.close()
-        second = await Scene.begin(scene.store.contents)
-        assert second.queue.table is not None
-        assert second.queue.table.chunks[99] == DatasetChunk("data", 99, 4950, 10)
         await second.queue.close()
 
     simulate(scenario)

@@ -127,9 +127,12 @@ class Bench:
         self.service.on_trainer(RecordsTrained(step, step, [TaskTrained(task, 1, records)]))
 
 
-def played(scenario: Callable[[Bench], Any], disk: MemoryDisk | None = None, *, opens: bool = True) -> Bench:
+def played(
+    scenario: Callable[[Bench], Any], disk: MemoryDisk | None = None, *, opens: bool = True, queue: bytes = QUEUE
+) -> Bench:
     async def main() -> Bench:
         bench = Bench(disk)
+        bench.master.queue = queue
         await bench.begin(opens=opens)
         try:
             await scenario(bench)
@@ -298,15 +301,53 @@ def test_a_restart_takes_over_what_stands() -> None:
     played(second, disk)
 
 
-@pytest.mark.parametrize("content", [b"{", b'{"identity": "", "tasks": 3}'])
-def test_a_damaged_position_is_left_out(content: bytes) -> None:
-    """It is said, and the node begins without it."""
+def test_the_position_in_another_queue_is_none() -> None:
+    """Another queue has other tasks of the same numbers."""
     disk = MemoryDisk()
-    disk.write("dispatch.json", content)
+
+    async def first(bench: Bench) -> None:
+        await bench.want(1)
+        bench.trained(1, 1, 3)
+        bench.service.count(1)
+        await asyncio.sleep(1.0)
+
+    async def second(bench: Bench) -> None:
+        await bench.want(1)
+        assert bench.trainer.granted == [(1, 0)]
+        assert bench.master.of(RenewTasks) == []
+
+    played(first, disk)
+    played(second, disk, queue=b"r" * 16)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"identity": "", "tasks": 3}', None])
+def test_a_position_that_cannot_be_read_is_left_out(content: bytes | None) -> None:
+    """Damaged, of another form, or not readable for this user: the node begins without it."""
+    disk = MemoryDisk()
+    disk.write("dispatch.json", content or b"")
+    if content is None:
+        disk.unreadable.add("dispatch.json")
 
     async def scenario(bench: Bench) -> None:
         await bench.want(1)
         assert bench.trainer.granted == [(1, 0)]
+        assert [one.event for one in bench.log.records] == ["dispatch_position_not_read"]
+
+    played(scenario, disk)
+
+
+def test_a_full_disk_costs_the_position_alone() -> None:
+    """It is logged, and training goes on."""
+    disk = MemoryDisk()
+    disk.full = True
+
+    async def scenario(bench: Bench) -> None:
+        await bench.want(1)
+        bench.trained(1, 1, 5)
+        bench.service.count(1)
+        await asyncio.sleep(1.0)
+        assert bench.service.finished == 1
+        assert {one.event for one in bench.log.records} == {"dispatch_position_not_written"}
 
     played(scenario, disk)
 
