@@ -178,11 +178,6 @@ class TaskQueue:
         deadline = self._times[task].deadline
         return Lease(task, row.attempt, row.worker, row.pass_number, row.duration_s, deadline, row.trained)
 
-    @property
-    def next_due(self) -> float:
-        """No lease ends before this time."""
-        return self._next_due
-
     def status(self) -> QueueStatus:
         """The counts, for people."""
         todo, leased, done, failed, reopened = self._counts

@@ -42,7 +42,7 @@ BATCH_REQUESTS, BATCH_ROWS = 64, 40
 WAITING_REQUESTS = 20_000
 #: The list of chunks is stored in rows of so many bytes: etcd's JSON of one is coded in a millisecond.
 PIECE_BYTES = 256 << 10
-#: The writer looks so often whether it still has the store, when nobody asks.
+#: The writer looks so often whether it still has the store, and which leases are over, when nobody asks.
 IDLE_S = 0.5
 
 
@@ -235,11 +235,10 @@ class StoredQueue:
             self._lose(StoreLost(f"the queue cannot go on: {error!r}"))
 
     async def _idle(self) -> None:
-        wait_s = min(max(self._queue.next_due - self._clock(), 0.0), IDLE_S)
         if not self._waiting:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout(IDLE_S):
                     await self._wake.wait()
         self._store.check()
 

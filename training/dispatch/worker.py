@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -125,7 +124,7 @@ class RecordsService:
         self._wake_save = asyncio.Event()
         self._report_answered = asyncio.Event()
         self._has_left = False
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks: list[asyncio.Task[None]] = []
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -133,20 +132,12 @@ class RecordsService:
         """The node has entered the swarm with this genesis."""
         self._genesis = genesis
         for service in (self._fetch, self._report, self._renew, self._save):
-            self._run(supervised(f"records{service.__name__}", service, logged(self._log)))
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name="dispatch")
-        self._tasks[task] = None
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("dispatch_failed", error=repr(error))
+            runs = supervised(f"records{service.__name__}", service, logged(self._log))
+            self._tasks.append(asyncio.create_task(runs, name="dispatch"))
 
     async def stop(self) -> None:
         """Cancel all tasks; idempotent."""
+        self._wanted = None
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -191,7 +182,7 @@ class RecordsService:
                 self._wanted = message
                 self._serve()
                 if self._wanted is message and not message.wait:
-                    self._run(self._decline_later(message))
+                    asyncio.get_running_loop().call_later(NOT_NOW_S, self._decline, message)
                 self._wake_fetch.set()
             case RecordsTrained():
                 self.held.report(message.step, message.trained)
@@ -211,8 +202,7 @@ class RecordsService:
         self._trainer.send_data(RecordsGranted(wanted.number, task, is_over))
         self._wake_fetch.set()
 
-    async def _decline_later(self, wanted: RecordsWanted) -> None:
-        await asyncio.sleep(NOT_NOW_S)
+    def _decline(self, wanted: RecordsWanted) -> None:
         if self._wanted is wanted:
             self._wanted = None
             self._trainer.send_data(RecordsGranted(wanted.number, None))

@@ -214,7 +214,7 @@ def simulate(
 
     with mock.patch.object(MasterService, "rules", rules):
         VirtualLoop().run(main(), limit_s=limit_s)
-    assert worlds[0].of("dispatch_failed") == []
+    assert worlds[0].of("service_failed") == []
     return worlds[0]
 
 

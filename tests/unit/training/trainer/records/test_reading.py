@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from p2pnode.training.dispatch.reading import places_in_order, records_in_order
 from p2pnode.training.dispatch.recordio import CorruptChunk
+from p2pnode.training.trainer.records.record_draws import places_in_order, records_in_order
 from tests.harness.builders.record_files import tasks_of, write_records
 
 RECORDS = [b"%d" % number for number in range(23)]
