@@ -15,6 +15,7 @@ from p2pnode.overlay.transport import TransportError
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.fence_file import FENCES_FILE
 from p2pnode.training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode
+from p2pnode.training.exchange.run_state import Phase, RunState
 from p2pnode.training.exchange.swarm_view import LASTING_S
 from p2pnode.training.exchange.terms import OwnerInfo
 from p2pnode.training.layout import Layout
@@ -24,7 +25,7 @@ from p2pnode.training.shards.outer_rule import Rule
 from tests.harness.builders.stores import IDS, contact, term
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, VirtualClock
 from tests.harness.environment.virtual_loop import run
-from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm, records_of
+from tests.harness.stubs.exchange_context import GENESIS, ScriptedSwarm
 from tests.harness.swarms.exchange_swarm import StartEntropy
 from tests.harness.trainers.stub_trainer import plain_layout
 
@@ -254,54 +255,6 @@ def test_fences_survive_a_restart_but_not_another_swarm() -> None:
     run(scenario())
 
 
-def test_fences_are_written_when_a_full_disk_has_room_again() -> None:
-    """A write that fails is tried again, and logged once."""
-
-    async def scenario() -> None:
-        disk = MemoryDisk()
-        exchange = exchange_of(ScriptedSwarm(ME), disk)
-        await exchange.start()
-        disk.full = True
-        exchange.store.ownership.raise_fence(2, term(7, "x"))
-        await asyncio.sleep(3.5)
-        assert FENCES_FILE not in disk.files
-
-        disk.full = False
-        await asyncio.sleep(1.5)
-        await exchange.stop()
-
-        assert exchange_of(ScriptedSwarm(ME), disk).store.ownership.fence(2) == term(7, "x")
-        assert [record.event for record in records_of(exchange)] == ["fences_not_written"]
-
-    run(scenario())
-
-
-def test_a_service_that_had_a_fault_begins_again() -> None:
-    """It is logged, once for each fault, and the shards are looked after again a second later."""
-
-    async def scenario() -> None:
-        exchange = exchange_of(ScriptedSwarm(ME), MemoryDisk())
-        ticks: list[float] = []
-
-        async def tick() -> None:
-            ticks.append(asyncio.get_running_loop().time())
-            if len(ticks) == 1:
-                raise KeyError(0)
-
-        exchange.rebalancer.tick = tick  # type: ignore[method-assign]
-        await exchange.start()
-        await asyncio.sleep(5.0)
-        await exchange.stop()
-
-        assert len(ticks) > 3
-        assert ticks[1] - ticks[0] >= 1.0
-        (record,) = records_of(exchange)
-        assert (record.event, record.level) == ("exchange_service_failed", "error")
-        assert record.fields == {"service": "rebalancer", "error": "KeyError(0)"}
-
-    run(scenario())
-
-
 def test_a_closed_exchange_adds_nothing_and_knows_that_its_states_are_complete() -> None:
     """From then on a push is answered with `retry`, so that its origin keeps the delta."""
 
@@ -358,3 +311,23 @@ def test_the_codec_is_chosen_once_for_each_push() -> None:
         await exchange.stop()
 
     run(scenario(), strict=True)
+
+
+def test_a_phase_includes_the_earlier_ones_and_is_never_left_backwards() -> None:
+    """A drained node is closed and leaving too; a late call for an earlier phase changes nothing."""
+    run = RunState(incarnation=1)
+    assert not run.is_leaving
+
+    run.enter(Phase.LEAVING)
+    assert (run.is_leaving, run.is_closed, run.is_drained) == (True, False, False)
+    run.enter(Phase.DRAINED)
+    run.enter(Phase.CLOSED)
+    assert (run.is_leaving, run.is_closed, run.is_drained) == (True, True, True)
+
+
+def test_the_last_barrier_passed_never_goes_back() -> None:
+    """A pull for an older step does not undo a later one."""
+    run = RunState(incarnation=1)
+    run.pass_barrier(5)
+    run.pass_barrier(3)
+    assert run.passed_step == 5

@@ -36,10 +36,12 @@ from p2pnode.training.exchange.messages import (
 )
 from p2pnode.training.exchange.ownership_messages import (
     MAX_BUFFERS_BYTES,
+    MAX_FETCHED,
     MAX_SOUGHT,
     CompareCopies,
     CopyDigest,
     CopyStatus,
+    Fetch,
     FinalBuffers,
     FinalBuffersAnswer,
     FindDeltas,
@@ -49,9 +51,10 @@ from p2pnode.training.exchange.ownership_messages import (
     OwnedHistory,
     PublishedHead,
     ReplicasAnswer,
+    StateHead,
     TransferResult,
 )
-from p2pnode.training.exchange.terms import MAX_SHARDS, Fence, OwnerInfo, Term
+from p2pnode.training.exchange.terms import MAX_SHARDS, ZERO_TERM, Fence, OwnerInfo, Term
 from p2pnode.training.values.encoding import MAX_KEY_BYTES
 from p2pnode.training.values.owner import MAX_ITEMS, ReadValues, UpdateValuesAnswer
 from tests.harness.builders.stores import IDS, contact, term
@@ -216,3 +219,73 @@ def test_a_malformed_stream_is_refused(data: bytes, reason: str) -> None:
             await anext(found)
 
     run(scenario())
+
+
+def test_terms_are_ordered_by_number_and_then_by_node() -> None:
+    """Of two simultaneous take-overs one is higher, the same one at every node."""
+    assert ZERO_TERM < term(1, "a") < term(1, "b") < term(2, "a")
+
+
+def test_an_owner_survives_the_wire() -> None:
+    """Term and contact are those that were encoded."""
+    info = OwnerInfo.of(3, term(5, "c"), contact("b"))
+
+    again = decode(encode(info), OwnerInfo)
+
+    assert (again.shard, again.term, again.contact()) == (3, term(5, "c"), contact("b"))
+
+
+def test_a_malformed_address_is_an_error_of_the_contact_only() -> None:
+    """The message is decoded; the entry is skipped where its contact is needed."""
+    info = decode(encode(OwnerInfo(0, term(1, "b"), IDS["b"], "not-an-address", 1)), OwnerInfo)
+
+    with pytest.raises(ValueError, match="address"):
+        info.contact()
+
+
+def test_a_fence_carries_its_term() -> None:
+    """Number and node, as a `Term`, which compares as one."""
+    assert decode(encode(Fence(2, term(7, "a"))), Fence).term > Term(6, IDS["b"])
+
+
+def test_a_copy_has_a_term_and_a_fence() -> None:
+    """The fence may be above the copy's own term."""
+    status = decode(encode(CopyStatus(0, "backup", term(3, "a"), 7, term(5, "c"), 9)), CopyStatus)
+
+    assert (status.term, status.fence, status.is_stored) == (term(3, "a"), term(5, "c"), False)
+
+
+def test_an_unknown_role_is_refused() -> None:
+    """A role decides how a copy ranks."""
+    status = CopyStatus(0, "king", term(3, "a"), 7, term(5, "c"), 9)  # type: ignore[arg-type]
+
+    with pytest.raises(msgspec.ValidationError):
+        decode(encode(status), CopyStatus)
+
+
+def test_a_fetch_names_few_shards() -> None:
+    """The receiver copies each state for its answer."""
+    with pytest.raises(msgspec.ValidationError):
+        decode(encode(Fetch([0] * (MAX_FETCHED + 1))), Fetch)
+
+
+def test_the_rows_of_identities_are_bounded() -> None:
+    """A row has at most 64 ranges, twice as many as a set of applied identities."""
+    rows = [(IDS["x"], 1, [(2 * step, 2 * step) for step in range(64)])]
+    assert decode(encode(FindDeltas(0, rows)), FindDeltas).identities == rows
+
+    with pytest.raises(msgspec.ValidationError):
+        decode(encode(FindDeltas(0, [(IDS["x"], 1, [*rows[0][2], (999, 999)])])), FindDeltas)
+
+
+def test_a_repaired_delta_had_at_least_one_worker() -> None:
+    """Reconciliation scales its weight by that number."""
+    with pytest.raises(msgspec.ValidationError):
+        decode(encode(LoggedDelta(0, IDS["x"], 1, 1, 1.0, 0.5)), LoggedDelta)
+
+
+def test_the_terms_of_states_and_histories_survive_the_wire() -> None:
+    """As number and node."""
+    head = StateHead(0, term(4, "a"), 1, 0.0, 0, 0, False, [], [])
+    assert decode(encode(head), StateHead).term == term(4, "a")
+    assert decode(encode(OwnedHistory(0, "owner", term(6, "b"))), OwnedHistory).term == term(6, "b")

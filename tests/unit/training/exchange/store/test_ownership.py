@@ -1,8 +1,8 @@
-"""Terms, fences and known owners: which claims of ownership a node accepts."""
+"""Terms, fences and known owners: which claims of ownership a node accepts, and what challenges its own."""
 
 from __future__ import annotations
 
-import pytest
+import asyncio
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Contact
@@ -10,6 +10,7 @@ from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
 from p2pnode.training.exchange.store.ownership import Ownership
 from p2pnode.training.exchange.terms import GENERATION, MAX_GENERATIONS_AHEAD, TERM_LIMIT, ZERO_TERM, Fence, Term
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term
+from tests.harness.environment.virtual_loop import run
 
 
 def test_a_fence_only_rises() -> None:
@@ -53,15 +54,6 @@ def test_a_term_has_one_owner_whose_address_may_change() -> None:
     assert ownership.accept(0, term(3, "b"), moved)
     assert not ownership.accept(0, term(3, "b"), moved)
     assert ownership.known_owners[0].owner == moved
-
-
-@pytest.mark.parametrize("shard", [-1, 4, 4095])
-def test_a_shard_outside_the_layout_is_refused(shard: int) -> None:
-    """A shard index from the wire is checked against the number of shards."""
-    ownership = Ownership(4)
-
-    assert not ownership.accept(shard, term(1, "b"), contact("b"))
-    assert (ownership.known_owners, ownership.fences) == ({}, {})
 
 
 def test_stale_fences_name_the_shards_whose_known_owner_is_too_low() -> None:
@@ -114,3 +106,63 @@ def test_a_node_that_knows_no_term_believes_all_that_leave_room() -> None:
     assert not store.note_owner(0, Term(TERM_LIMIT, IDS["x"]), contact("x"))
     assert store.note_owner(0, Term(TERM_LIMIT - 1, IDS["x"]), contact("x"))
     assert store.next_term(0, begins_generation=True).number < 1 << 62
+
+
+def test_a_wake_ends_the_wait_and_counts_once() -> None:
+    """Without one the wait lasts its whole time; a wake before the wait counts too."""
+
+    async def scenario() -> None:
+        requests, clock = RebalanceRequests(owner_of("a")), asyncio.get_running_loop().time
+        began = clock()
+        requests.wake()
+        await requests.wait(5.0)
+        assert clock() == began
+
+        await requests.wait(5.0)
+        assert clock() - began == 5.0
+
+    run(scenario())
+
+
+def test_only_a_higher_term_challenges_an_owner() -> None:
+    """Of several fences the highest counts; a shard that is not owned here cannot be challenged. While the shard moves,
+    that is resolved first."""
+
+    async def scenario() -> None:
+        store = owner_of("a", 3)
+        requests, clock = RebalanceRequests(store), asyncio.get_running_loop().time
+        requests.challenge([Fence(0, term(3, "a")), Fence(0, term(2, "x")), Fence(1, term(9, "x"))])
+        assert store.outranked() == {}
+
+        requests.challenge([Fence(0, term(5, "x")), Fence(0, term(4, "x"))])
+        assert store.outranked() == {0: term(5, "x")}
+        began = clock()
+        await requests.wait(5.0)
+        requests.challenge([Fence(0, term(5, "x"))])  # no news
+        await requests.wait(5.0)
+        assert clock() - began == 5.0
+        store.owned[0].moving = True
+        assert store.outranked() == {}
+
+    run(scenario())
+
+
+def test_an_owner_is_challenged_by_a_claim_of_its_own() -> None:
+    """Somebody has claimed a term for it that it never had. Nobody need tell it so."""
+    store = owner_of("a", 3)
+    store.note_owner(0, term(5, "x"), contact("a"))
+    assert store.outranked() == {0: term(5, "x")}
+
+
+def test_orphans_are_collected_once_and_in_order() -> None:
+    """A shard that is reported twice is collected once."""
+
+    async def scenario() -> None:
+        requests = RebalanceRequests(owner_of("a"))
+        for shard in (2, 0, 2):
+            requests.take_over(shard)
+
+        assert requests.collect_orphans() == [2, 0]
+        assert requests.collect_orphans() == []
+
+    run(scenario())

@@ -5,9 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from p2pnode.overlay.addresses import Address
-from p2pnode.overlay.peers import Contact
-from p2pnode.training.exchange.messages import decode, encode
 from p2pnode.training.exchange.ownership_messages import CopyStatus
 from p2pnode.training.exchange.store.copies import copy_status, has_known_owner, has_state
 from p2pnode.training.exchange.store.records import StoredState
@@ -36,14 +33,6 @@ def test_a_fresh_state_does_not_share_its_value() -> None:
 
 
 # -- terms and known owners -------------------------------------------------------------------------------------------
-
-
-def test_terms_are_ordered_by_number_and_then_by_node() -> None:
-    """The higher number wins; simultaneous take-overs differ by node; no term is below zero."""
-    assert term(2, "a") > term(1, "d")
-    assert term(2, "b") > term(2, "a")
-    assert term(0, "a") > ZERO_TERM
-    assert term(1, "a") > ZERO_TERM
 
 
 def test_the_next_term_is_above_all_that_was_seen() -> None:
@@ -78,29 +67,6 @@ def test_owning_below_the_fence_is_impossible() -> None:
     assert store.ownership.fence(0) == term(6, "a")
 
 
-def test_an_older_claim_changes_nothing() -> None:
-    """Lower terms, equal terms of another node, and repetitions are ignored."""
-    store = store_of("a")
-    assert store.note_owner(0, term(5, "c"), contact("b"))
-
-    assert not store.note_owner(0, term(5, "c"), contact("b"))
-    assert not store.note_owner(0, term(5, "c"), contact("d"))
-    assert not store.note_owner(0, term(5, "b"), contact("d"))
-    assert not store.note_owner(0, term(4, "d"), contact("d"))
-    assert store.ownership.known_owners[0].owner == contact("b")
-    assert store.ownership.fence(0) == term(5, "c")
-
-
-def test_an_owner_that_moved_is_found_at_its_new_address() -> None:
-    """The same owner under the same term, with another address, replaces the old address."""
-    store = store_of("a")
-    store.note_owner(0, term(5, "b"), contact("b"))
-    moved = Contact(IDS["b"], Address("10.0.0.99", 7))
-
-    assert store.note_owner(0, term(5, "b"), moved)
-    assert store.ownership.known_owners[0].owner == moved
-
-
 @pytest.mark.parametrize("shard", [-1, 4, 4095])
 def test_claims_of_shards_outside_the_layout_are_ignored(shard: int) -> None:
     """A shard index from the wire is checked against the layout."""
@@ -126,28 +92,6 @@ def test_claims_with_a_malformed_address_are_skipped() -> None:
 
     assert list(store.ownership.known_owners) == [2]
     assert store.ownership.fence(0) == ZERO_TERM
-
-
-def test_a_claim_below_the_fence_is_ignored() -> None:
-    """After a restart only the fence is left; an owner below it is neither recorded nor passed on."""
-    store = store_of("a")
-    store.ownership.fences = {0: term(5, "b")}
-
-    assert not store.note_owner(0, term(3, "c"), contact("c"))
-    assert store.ownership.owner_info(0) is None
-
-
-def test_the_known_owner_is_passed_on() -> None:
-    """`owner_info` has the recorded term and owner, and survives the wire; None for an unknown shard."""
-    store = store_of("a")
-    store.note_owner(2, term(5, "c"), contact("b"))
-
-    info = store.ownership.owner_info(2)
-
-    assert store.ownership.owner_info(0) is None
-    assert info is not None
-    again = decode(encode(info), OwnerInfo)
-    assert (again.shard, again.term, again.contact()) == (2, term(5, "c"), contact("b"))
 
 
 def test_a_higher_term_ends_an_own_claim() -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Contact
+from p2pnode.training.encoding.codecs import encode
+from p2pnode.training.exchange.store.records import BufferedDelta, Owned
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.terms import ZERO_TERM, OwnerInfo
+from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.shards.state import ShardState
 from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros
 
 # -- forwards ---------------------------------------------------------------------------------------------------------
@@ -288,12 +294,13 @@ def test_a_dropped_backup_ranks_below_all_that_comes_after() -> None:
     """It may still have a state of the old term; what it lacks is acknowledged under a newer one."""
     store = owner_of("a")
     store.owned[0].backup, store.owned[0].learner = contact("b"), contact("c")
+    store.owned[0].moving = True
     promised = store.promise(0)
 
     store.drop_backup(0, contact("a"))
 
     owned = store.owned[0]
-    assert owned.targets() == []
+    assert (owned.targets(), owned.moving) == ([], False)
     assert owned.term == store.ownership.fence(0) == store.ownership.known_owners[0].term > promised
 
 
@@ -340,3 +347,47 @@ def test_a_wrong_owner_under_a_term_is_corrected() -> None:
     assert store.ownership.known_owners[0].owner == contact("b")
     store.correct_owner(0, term(3, "a"), contact("a"))
     assert store.ownership.known_owners[0].owner == contact("a")
+
+
+B, C = contact("b"), contact("c")
+
+
+def owned() -> Owned:
+    return owner_of("a").owned[0]
+
+
+def test_only_the_present_learner_is_removed() -> None:
+    """A message about a former learner changes nothing."""
+    record = owned()
+    record.learner = C
+
+    record.remove_learner(B.node_id)
+    assert record.learner == C
+    record.remove_learner(C.node_id)
+    assert record.learner is None
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+@pytest.mark.parametrize("momentum", [False, True])
+def test_a_sparse_delta_is_plain_wherever_it_is_added(synchronous: bool, momentum: bool) -> None:
+    """At once, after its barrier, or as a repair: the codec decides, and nothing else is asked."""
+    rule = Rule(outer_lr=0.5, outer_momentum=0.5)
+    state = ShardState(np.zeros(2, np.float32), 2)
+    delta = np.float32([2.0, 0.0])
+    item = BufferedDelta(
+        DeltaId(IDS["x"], 1, 1), 0.5, delta, synchronous, encode(delta, "sparse"), "sparse", momentum=momentum
+    )
+
+    item.add_to(state, rule)
+    state.fold(1, rule)
+
+    assert state.value.tolist() == [1.0, 0.0]
+    assert state.momentum is None
+
+
+def test_a_delta_is_logged_as_it_arrived() -> None:
+    """Without a payload it is encoded in its codec."""
+    arrived = BufferedDelta(DeltaId(IDS["x"], 1, 1), 1.0, np.ones(4, np.float32), False, payload=b"arrived")
+
+    assert arrived.encoded() == b"arrived"
+    assert len(bytes(delta(1).encoded())) == 16

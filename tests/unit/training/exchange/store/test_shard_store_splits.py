@@ -133,20 +133,6 @@ def test_an_owner_rises_above_a_fence() -> None:
     assert store.owned[0].promised > promised.number
 
 
-def test_stale_fences_are_those_above_the_known_owner() -> None:
-    """And those of shards without a known owner."""
-    store = store_of("b")
-    store.note_owner(0, term(5, "a"), contact("a"))
-    store.note_owner(1, term(5, "a"), contact("a"))
-    store.ownership.raise_fence(1, term(7, "c"))
-    store.ownership.raise_fence(2, term(3, "c"))
-
-    assert [(fence.shard, fence.term) for fence in store.ownership.stale_fences(range(4))] == [
-        (1, term(7, "c")),
-        (2, term(3, "c")),
-    ]
-
-
 def test_a_backup_follows_its_owner_to_a_higher_term() -> None:
     """The same pair under a newer term: its copy must not rank below one of the terms between."""
     store = backup_of("b", "a")
