@@ -44,7 +44,6 @@ from p2pnode.training.trainer_link.engine_messages import (
     Question,
     QuestionRefused,
     Reply,
-    SetValue,
     TaskCounts,
     UpdateParts,
     ValuesFound,
@@ -216,8 +215,6 @@ class EngineService:
                 return Called(await self._calls.call(node, payload))
             case GetValues(keys):
                 return await self._get(keys)
-            case SetValue(key, value, timestamp):
-                await self._values.set_encoded(key, value, timestamp)
             case ApplyUpdates(updates):
                 await self._values.update_encoded([EncodedUpdate(*one) for one in updates])
             case _:

@@ -167,7 +167,7 @@ class SynchronousSgd(RuleBasedStateMachine):
     def leases_end(self) -> None:
         """Nobody has asked for long."""
         self.now += 11.0
-        self.core.expire(self.now)
+        self.core.leases.expire(self.now)
 
     # -- the server
 

@@ -112,9 +112,9 @@ def test_what_cannot_be_sent_is_refused_before_anything_is() -> None:
         with pytest.raises(ValueNotEncodable, match="timestamp"):
             await store.set("late", 1, 1 << 70)
         with pytest.raises(ValueNotEncodable, match="1,048,576 are allowed"):
-            await store.encoded.set_encoded(encode_key("large"), b"x" * (MAX_VALUE_BYTES + 1))
+            await store.encoded.update_encoded([EncodedUpdate(encode_key("large"), b"x" * (MAX_VALUE_BYTES + 1))])
         with pytest.raises(InvalidKey):
-            await store.encoded.set_encoded(b"s" * 300, b"x")
+            await store.encoded.update_encoded([EncodedUpdate(b"s" * 300, b"x")])
         with pytest.raises(InvalidKey):
             await store.get("")
         assert await store.keys() == []

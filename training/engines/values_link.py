@@ -26,7 +26,6 @@ from p2pnode.training.trainer_link.engine_messages import (
     PeerSteps,
     PullAsked,
     PullDone,
-    SetValue,
     UpdateParts,
     ValuesFound,
 )
@@ -60,7 +59,7 @@ class LinkedValues:
 
     async def set(self, key: Key, value: object, timestamp: int = 0) -> None:
         """Replace a value; returns when its owner and backup have it. Raises `ValueNotEncodable`."""
-        self._link.ask(SetValue(encode_key(key), encode_value(key, value), timestamp))
+        await self.update([ValueUpdate(key, value, timestamp, "replace")])
 
     async def update(self, updates: Sequence[ValueUpdate]) -> None:
         """Apply updates, each exactly once; returns when all are stored and replicated. Raises `ValueNotEncodable`

@@ -93,12 +93,6 @@ class GetValues(msgspec.Struct, frozen=True, array_like=True, tag="get"):
     keys: list[EncodedKey]
 
 
-class SetValue(msgspec.Struct, frozen=True, array_like=True, tag="set"):
-    key: EncodedKey
-    value: bytes
-    timestamp: Timestamp
-
-
 class ApplyUpdates(msgspec.Struct, frozen=True, array_like=True, tag="update"):
     updates: list[UpdateParts]
 
@@ -145,7 +139,6 @@ Question = (
     | AbandonRun
     | ListPeers
     | GetValues
-    | SetValue
     | ApplyUpdates
     | AskKeys
     | CallNode

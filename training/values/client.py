@@ -238,10 +238,6 @@ class SwarmValues:
         answers = await self._answers(self._reads, keys, ((shard_of(key, count), key) for key in keys))
         return [None if one.value is None else (one.value, one.timestamp) for _, one in answers]
 
-    async def set_encoded(self, key: bytes, value: bytes, timestamp: int = 0) -> None:
-        """Replace a value. Raises `UpdateFailed` and `StoreUnavailable`."""
-        await self.update_encoded([EncodedUpdate(key, value, timestamp, "replace")])
-
     async def update_encoded(self, updates: Sequence[EncodedUpdate]) -> None:
         """Apply updates, each once; returns when all are stored and replicated. Raises `UpdateFailed` for the first
         that was refused, when all have their answers, and `StoreUnavailable`; `ValueNotEncodable` and `InvalidKey`

@@ -86,9 +86,6 @@ class EncodedMemory:
     async def get_encoded(self, keys: Sequence[bytes]) -> list[EncodedValue | None]:
         return [self.store._values.get(key) for key in keys]
 
-    async def set_encoded(self, key: bytes, value: bytes, timestamp: int) -> None:
-        self.store._values[key] = value, timestamp
-
     async def update_encoded(self, updates: Sequence[EncodedUpdate]) -> None:
         await self.store.update(
             [ValueUpdate(decode_key(key), decode_value(value), *rest) for key, value, *rest in updates]

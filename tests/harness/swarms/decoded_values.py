@@ -30,7 +30,7 @@ class DecodedValues:
         }
 
     async def set(self, key: Key, value: object, timestamp: int = 0) -> None:
-        await self.encoded.set_encoded(encode_key(key), encode_value(key, value), timestamp)
+        await self.update([ValueUpdate(key, value, timestamp, "replace")])
 
     async def update(self, updates: Sequence[ValueUpdate]) -> None:
         encoded = [

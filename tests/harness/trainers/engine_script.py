@@ -36,7 +36,6 @@ from p2pnode.training.trainer_link.engine_messages import (
     Question,
     QuestionRefused,
     Reply,
-    SetValue,
     ValuesFound,
     WaitAtBarrier,
 )
@@ -190,7 +189,7 @@ class EngineScript(StubTrainer):
         return (await self.get_many([key])).get(key)
 
     async def set(self, key: Key, value: object, timestamp: int = 0) -> None:
-        await self.ask(SetValue(encode_key(key), encode_value(key, value), timestamp))
+        await self.update([ValueUpdate(key, value, timestamp, "replace")])
 
     async def update(self, updates: Sequence[ValueUpdate]) -> None:
         await self.ask(

@@ -23,7 +23,7 @@ from typing import Literal
 import msgspec
 
 from p2pnode.training.barriers.predicates import Barrier
-from p2pnode.training.dispatch.answers import QueueRules, ReportAnswer
+from p2pnode.training.dispatch.answers import QueueRules
 from p2pnode.training.engines.server.acceptance import Commit, Contribution, Policy
 from p2pnode.training.engines.server.gate import OwnBarrier, StepGate
 from p2pnode.training.engines.server.tasks import LeasedTask, TaskLeases
@@ -247,14 +247,6 @@ class ServerCore:
         self._counted[worker] = {name: None for name in counted if name in repeated}
         self.leases.note_outdated(worker, [name for name in self.leases.outdated(worker) if name in repeated])
 
-    def fail(self, worker: bytes, task: int, attempt: int, reason: str) -> ReportAnswer:
-        """The user's function raised at this worker."""
-        return self.leases.fail(worker, task, attempt, reason)
-
-    def alive(self, worker: bytes, task: int, attempt: int, now: float) -> ReportAnswer:
-        """The worker is at work on its task."""
-        return self.leases.renew(worker, task, attempt, now)
-
     # -- tasks -----------------------------------------------------------------------------------------------------
 
     @property
@@ -299,10 +291,6 @@ class ServerCore:
         step = self.gate.steps[worker] + 1
         self._begun = max(self._begun, step)
         self.gate.completed(worker, step)
-
-    def expire(self, now: float) -> list[bytes]:
-        """The workers whose leases have ended; they stay, and may still be at work."""
-        return self.leases.expire(now)
 
     # -- commits ---------------------------------------------------------------------------------------------------
 

@@ -24,14 +24,11 @@ from p2pnode.training.values.store import NewValue, PullFailed, Stamped, ValueUp
 
 
 class ServerPull:
-    """The `pull` of a store, for one server. `surroundings` are those of the program's context."""
+    """The `pull` of one server. `surroundings` are those of the program's context."""
 
     def __init__(self, verbs: ServerVerbs, surroundings: Surroundings) -> None:
         self._verbs = verbs
         self._surroundings = surroundings
-
-    async def __call__(self, updates: Sequence[ValueUpdate], present: Mapping[Key, Stamped]) -> Sequence[NewValue]:
-        return self.apply(updates, present)
 
     def apply(self, updates: Sequence[ValueUpdate], present: Mapping[Key, Stamped]) -> list[NewValue]:
         """The new values of a batch. Raises `PullFailed`, which names the key."""

@@ -191,7 +191,7 @@ class Serving:
             await self._look()
         if not self._is_settled and not await self._settle():
             return
-        self.core.expire(now)
+        self.core.leases.expire(now)
         self._give_up()
         while (commit := self.core.due()) is not None:
             await self._store_record(self.core.record())
@@ -299,13 +299,12 @@ class Serving:
         found |= {name: core.repeated(worker, name) for name in poll.kept}
         for computed in poll.reports:
             if computed.failure:
-                core.fail(worker, computed.held.task, computed.held.attempt, computed.failure)
+                core.leases.fail(worker, computed.held.task, computed.held.attempt, computed.failure)
                 found[computed.name] = "failed"
         core.told(worker, [*found, *([] if poll.holds is None else [(poll.holds.task, poll.holds.attempt)])])
         if poll.holds is not None:
             held = poll.holds
-            answer = core.alive(worker, held.task, held.attempt, now)
-            if answer != "renewed":
+            if core.leases.renew(worker, held.task, held.attempt, now) != "renewed":
                 found[held.task, held.attempt] = "superseded"
         return [(*name, outcome) for name, outcome in found.items()]
 

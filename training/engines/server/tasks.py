@@ -206,7 +206,7 @@ class TaskLeases(Generic[Work]):
         self._outdated.pop(worker, None)
 
     def expire(self, now: float) -> list[bytes]:
-        """End the leases whose deadline has passed; their workers."""
+        """End the leases whose deadline has passed; their workers, which stay, and may still be at work."""
         due = [lease for lease in self._open.values() if lease.worker and lease.deadline <= now]
         for lease in due:
             self._observe(lease.deadline - lease.leased_at)

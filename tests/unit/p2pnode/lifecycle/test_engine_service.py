@@ -36,7 +36,6 @@ from p2pnode.training.trainer_link.engine_messages import (
     PullAsked,
     PullDone,
     QuestionRefused,
-    SetValue,
     TaskCounts,
     ValuesFound,
     WaitAtBarrier,
@@ -107,10 +106,6 @@ class Bench:
         self._raise()
         return [self.table.get(key) for key in keys]
 
-    async def set_encoded(self, key: bytes, value: bytes, timestamp: int) -> None:
-        self._raise()
-        self.table[key] = (value, timestamp)
-
     async def update_encoded(self, updates: Any) -> None:
         self._raise()
         self.told += updates
@@ -176,9 +171,9 @@ def test_a_question_that_waits_holds_up_no_other() -> None:
         bench = Bench()
         for number, question in enumerate([BeginRun(), WaitAtBarrier(3), FinishRun(), CallNode(b"n" * 20, b"ab")]):
             bench.ask(number, question)
-        bench.ask(9, SetValue(b"sk", b"v", 1))
+        bench.ask(9, GetValues([b"sk"]))
         await turns()
-        assert bench.answers() == [(9, Done())]
+        assert bench.answers() == [(9, ValuesFound([None]))]
         bench.open.set()
         await turns()
         assert bench.answers() == [(0, Counted(5)), (1, Done()), (2, Done()), (3, Called(b"ba"))]
@@ -202,9 +197,9 @@ def test_a_node_that_leaves_ends_all_waiting_and_answers_later_questions_at_once
         for number, question in enumerate(questions):
             bench.ask(number, question)
         assert bench.answers() == list(enumerate(replies))
-        bench.ask(5, SetValue(b"sk", b"v", 1))
+        bench.ask(5, GetValues([b"sk"]))
         await turns()
-        assert bench.answers() == [(5, Done())]
+        assert bench.answers() == [(5, ValuesFound([None]))]
         await bench.service.stop()
 
     run(scenario())

@@ -243,7 +243,7 @@ def test_a_task_that_another_worker_has_finished_is_not_taken_up_at_the_next_ser
     leases = give(core)
     core.report(done(leases[A]), 1.0)
     commit_all(core)
-    core.expire(1000.0)
+    core.leases.expire(1000.0)
     (again,) = core.reassign(1000.0)
     assert (again.worker, again.task) == (A, leases[B].task)
     core.report(done(again, 1), 1001.0)
@@ -295,7 +295,7 @@ def test_a_later_attempt_is_not_taken_up_when_an_earlier_one_counts():
     leases = give(core)
     core.report(done(leases[A]), 1.0)
     commit_all(core)
-    core.expire(1000.0)
+    core.leases.expire(1000.0)
     (again,) = core.reassign(1000.0)
     before = core.record()
 
@@ -326,7 +326,7 @@ def test_a_task_that_nobody_has_finished_is_taken_up_at_the_next_server():
     """Also by a worker whose lease had ended: it may be the only one that has it."""
     core = server("asp", EachAtOnce())
     leases = give(core)
-    core.expire(1000.0)
+    core.leases.expire(1000.0)
     core = server("asp", EachAtOnce(), [A], record=core.record())
     core.claim(leases[B], 1001.0)
 
