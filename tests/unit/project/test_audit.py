@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.harness.project.repository import ROOT
 from tools import audit
 
 SOUND = {"name": "numpy", "version": "2.4.6", "vulns": []}
@@ -121,9 +120,3 @@ def test_the_real_tool_with_a_database_that_knows_an_advisory(
     said = capsys.readouterr().out
     assert "audited" in said, said
     assert ("structlog 26.1.0: PYSEC-2026-1, mended in 99.0" in said) == bool(exit_code)
-
-
-def test_make_check_runs_the_audit() -> None:
-    """The check that CI runs includes it, and its tool is pinned."""
-    assert "$(BIN)/python -m tools.audit" in (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert "\npip_audit==" in (ROOT / "constraints.txt").read_text(encoding="utf-8")

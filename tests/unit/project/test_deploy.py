@@ -123,16 +123,6 @@ def test_images_are_pinned() -> None:
     assert all(" -c constraints.txt " in line for line in installs)
 
 
-def test_each_target_takes_its_own_pytorch() -> None:
-    """The cpu image comes from the index without CUDA and is the default; the cuda image asks for the driver."""
-    assert DOCKERFILE.rstrip().endswith(stage("cpu").rstrip())
-    assert "COPY --from=build-cpu /opt/p2pnode /opt/p2pnode" in stage("cpu")
-    assert "COPY --from=build-cuda /opt/p2pnode /opt/p2pnode" in stage("cuda")
-    assert "CPU_INDEX" in stage("build-cpu")
-    assert "INDEX" not in stage("build-cuda")
-    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in stage("cuda")
-
-
 def test_signals_reach_the_daemon() -> None:
     """Entry point and command are in exec form: no shell stands between SIGTERM and the daemon."""
     assert instructions("ENTRYPOINT") == ['["p2pnode"]']
@@ -468,18 +458,6 @@ def test_pods_are_well_guarded(overlay: str) -> None:
     assert pod["terminationGracePeriodSeconds"] >= int(unit_settings()["TimeoutStopSec"][0])
 
 
-def test_overlays_differ_in_what_they_are_for() -> None:
-    """The GPU overlay takes the cuda image, one GPU, and machines that are kept for GPUs."""
-    gpu, cpu = container("gpu"), container("cpu")
-
-    assert gpu["image"].endswith(":cuda")
-    assert cpu["image"].endswith(":cpu")
-    assert gpu["resources"]["limits"]["nvidia.com/gpu"] == 1
-    assert "nvidia.com/gpu" not in cpu["resources"]["limits"]
-    tolerations = manifest("gpu", "StatefulSet")["spec"]["template"]["spec"]["tolerations"]
-    assert [toleration["key"] for toleration in tolerations] == ["nvidia.com/gpu"]
-
-
 def test_git_ignores_the_keys_of_kubernetes() -> None:
     """The two files that the Secret is made of cannot be committed by accident."""
     for name in ("swarm.key", "status.token"):
@@ -615,26 +593,6 @@ def test_unit_settings_are_settings() -> None:
     config = load(environment=variables).config
 
     assert config.node.state_dir == f"/var/lib/{settings['StateDirectory'][0]}"
-
-
-def test_unit_allows_machine_code_made_at_run_time() -> None:
-    """MemoryDenyWriteExecute would kill torch.compile and CUDA."""
-    assert "MemoryDenyWriteExecute" not in unit_settings()
-
-
-def test_settings_of_the_unit_have_a_reason() -> None:
-    """Each setting is below a comment, which covers at most six in a row."""
-    lines = UNIT.read_text(encoding="utf-8").partition("[Service]\n")[2].partition("\n[Install]")[0].splitlines()
-    unexplained = []
-    since_comment = 7
-    for line in lines:
-        since_comment = (
-            since_comment + 1 if "=" in line and not line.startswith("#") else 0 if line.startswith("# ") else 7
-        )
-        if since_comment > 6 and line and not line.startswith("#"):
-            unexplained.append(line)
-
-    assert unexplained == []
 
 
 def test_drop_in_only_opens_devices() -> None:

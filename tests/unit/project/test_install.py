@@ -141,11 +141,3 @@ def test_it_runs_before_anything_is_installed() -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_makefile_installs_with_it() -> None:
-    """Every environment that a target creates; `pins` resolves in another one."""
-    text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert "INSTALL := $(BIN)/python -m tools.install\n" in text
-    assert text.count("@$(INSTALL) -c constraints.txt -e ") == 5
-    assert text.count("pip install") == 1

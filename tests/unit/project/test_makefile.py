@@ -55,22 +55,6 @@ def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[st
     )
 
 
-@pytest.mark.parametrize("target", [*NEEDING_PACKAGES, "docs", "clean", "pins", "help", "venv"])
-def test_target_exists_and_is_phony(target: str) -> None:
-    """Each documented target has a rule, and a file of the same name does not stand in for it."""
-    phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
-
-    assert phony is not None
-    assert target in phony[1].split()
-    assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
-
-
-@pytest.mark.parametrize("target", NEEDING_PACKAGES)
-def test_target_makes_the_environment_it_needs(target: str) -> None:
-    """A target that runs Python depends on the stamp of the installed environment."""
-    assert re.search(rf"^{target}: \$\(STAMP\)", MAKEFILE, re.MULTILINE)
-
-
 @needs_make
 @pytest.mark.parametrize("target", [*NEEDING_PACKAGES, "docs", "clean", "pins", "help"])
 def test_make_accepts_the_target(target: str) -> None:
@@ -135,38 +119,9 @@ def test_pins_are_exact() -> None:
     assert loose == {}
 
 
-def test_torch_is_the_tested_version() -> None:
-    """torch is held at 2.13.0: a free choice would bring the newest build with its CUDA libraries."""
-    assert pins()["torch"] == "2.13.0"
-
-
 def test_pins_name_no_cuda_packages() -> None:
     """The pins were resolved without CUDA, so that they install on machines without a GPU."""
     assert [name for name in pins() if name.startswith(("nvidia-", "cuda-", "triton"))] == []
-
-
-def test_ci_runs_the_readme_commands() -> None:
-    """.ci/run is executable bash that stops at the first failure and calls the same commands as people do."""
-    script = ROOT / ".ci" / "run"
-    lines = script.read_text(encoding="utf-8").splitlines()
-
-    assert lines[0] == "#!/usr/bin/env bash"
-    assert "set -eu" in lines
-    assert os.access(script, os.X_OK)
-    commands, redirections = zip(
-        *(line.split(" </dev/null") for line in lines if line.startswith("make ")), strict=True
-    )
-    assert list(commands) == [
-        "make .venv/.frameworks .venv/.deploy .venv/.site .venv/.browser",
-        "make test",
-        'make test ARGS="-m long"',
-        "make test-browser",
-        "make docs",
-        "make check",
-    ]
-    # One runs beside the others, and its status is that of the script where nothing else has failed.
-    assert [bool(text) for text in redirections] == [command == "make test-browser" for command in commands]
-    assert lines[-1] == 'exit "$browser_status"'
 
 
 @pytest.fixture
@@ -205,19 +160,19 @@ def test_ci_succeeds_only_where_every_target_does(
     done = ci_with_stub_make(failing)
 
     assert done.returncode == status, done.stdout + done.stderr
+    # Each once, and what tests need before the tests.
+    expected = [
+        ".venv/.frameworks .venv/.deploy .venv/.site .venv/.browser",
+        "test",
+        "test ARGS=-m long",
+        "docs",
+        "check",
+    ]
+    ran = [line.removeprefix("ran: ") for line in done.stdout.splitlines() if line.startswith("ran: ")]
+    ran = [line for line in ran if line != "test-browser"]
+    assert ran == expected[: expected.index(failing) + 1 if failing in expected else None]
     # What runs beside the others is told of as well, unless something before it has failed.
     assert ("ran: test-browser" in done.stdout) == (failing not in ("test", "test ARGS=-m long", "check"))
-
-
-def test_licence_is_apache_2() -> None:
-    """LICENSE is the whole text of the licence that pyproject.toml names."""
-    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-    assert project["license"] == "Apache-2.0"
-    assert "Version 2.0, January 2004" in text
-    assert all(f"\n   {number}. " in text for number in range(1, 10))
-    assert "END OF TERMS AND CONDITIONS" in text
 
 
 def test_version_stands_in_one_form() -> None:

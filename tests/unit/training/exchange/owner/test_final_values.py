@@ -1,5 +1,4 @@
-"""What may be served as final: only what the backup has confirmed, bit for bit, in this version; and the integer buffers
-that all nodes take at the end."""
+"""What may be served as final: only what the backup has confirmed, bit for bit, in this version; also integer buffers."""
 
 from __future__ import annotations
 
