@@ -13,7 +13,11 @@ from pathlib import Path
 import pytest
 
 from p2pnode import cli
+from p2pnode.config.settings import Config
+from p2pnode.daemon import _gateway
 from p2pnode.errors import INTERRUPTED
+from p2pnode.overlay.settings import NodeSettings
+from tests.harness.environment.simulated import SeededEntropy
 from tests.harness.project.repository import ROOT
 
 
@@ -157,3 +161,26 @@ def test_light_commands_import_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_program_completes_commands_and_options() -> None:
+    """As bash asks it, in one process for the commands; an option is completed within its command."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "_P2PNODE_COMPLETE": "complete_bash"}
+
+    def words(line: str) -> list[str]:
+        asked = environment | {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+        answer = subprocess.run(
+            [sys.executable, "-m", "p2pnode"], env=asked, capture_output=True, text=True, check=True
+        )
+        return answer.stdout.split()
+
+    assert {"start", "status"} == set(words("p2pnode st"))
+    assert words("p2pnode logs --foll") == ["--follow"]
+
+
+def test_the_router_is_asked_only_on_request() -> None:
+    """`node.nat = "off"` has no gateway."""
+    entropy = SeededEntropy(1)
+
+    assert _gateway(Config(), entropy) is None
+    assert _gateway(Config(node=NodeSettings(nat="auto", host="0.0.0.0")), entropy) is not None

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from p2pnode.config.settings import Config
-from p2pnode.lifecycle.checkpoints import CheckpointWriter
+from p2pnode.lifecycle.checkpoints import ATTEMPTS, CheckpointWriter, copied
 from p2pnode.overlay.system import FolderDisk
 from p2pnode.training import checkpoint
 from p2pnode.training.checkpoint import Checkpoint
@@ -25,6 +25,7 @@ from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.outer_rule import Rule
 from p2pnode.training.shards.state import ShardState
 from p2pnode.training.trainer_link.interface import TrainerFailed
+from tests.harness.builders.stores import delta, owner_of
 from tests.harness.environment.simulated import InlineExecutor, ListLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.swarm import Swarm
@@ -502,3 +503,35 @@ def test_the_last_checkpoint_says_how_far_it_is(tmp_path: Path) -> None:
     assert 4 * SIZE in done
     assert seen[-1][:2] == (4 * SIZE + states, 4 * SIZE + states)
     assert seen[-1][2] > seen[0][2]
+
+
+class Executor:
+    """Runs a function, and adds a delta to the state after it as often as it is told."""
+
+    def __init__(self, add: Callable[[], None], times: int) -> None:
+        self.add, self.times, self.calls = add, times, 0
+
+    async def run(self, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        self.calls += 1
+        result = function(*arguments, **named)
+        if self.calls <= self.times:
+            self.add()
+        return result
+
+    def pause(self) -> None: ...
+
+
+@pytest.mark.parametrize("times", [0, 1, ATTEMPTS - 1, ATTEMPTS, 10])
+def test_the_copy_is_of_one_moment_however_many_deltas_come(times: int) -> None:
+    """It is begun again after each, and at last made at once; the state goes on by itself."""
+    store = owner_of("a")
+    state, steps = store.owned[0].state, iter(range(1, 100))
+    executor = Executor(lambda: store.add(0, delta(next(steps))), times)
+
+    copy = asyncio.run(copied(state, executor))  # type: ignore[arg-type]
+
+    assert executor.calls == min(times + 1, ATTEMPTS)
+    assert (copy.version, copy.value.tolist()) == (state.version, state.value.tolist())
+    store.add(0, delta(next(steps)))
+    assert copy.version == state.version - 1
+    assert copy.value.tolist() != state.value.tolist()

@@ -10,8 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.lifecycle.engine_run import barrier_of
 from p2pnode.lifecycle.engine_service import KEYS_IN_A_PART, EngineService
 from p2pnode.training.errors import TrainingError
+from p2pnode.training.settings import BarrierSettings
 from p2pnode.training.trainer_link.engine_messages import (
     MESSAGE_VALUES_BYTES,
     AbandonRun,
@@ -25,6 +28,7 @@ from p2pnode.training.trainer_link.engine_messages import (
     CountStep,
     Done,
     EngineAsked,
+    EngineOpened,
     FinishRun,
     GetValues,
     KeysFound,
@@ -347,3 +351,21 @@ def test_a_script_that_has_ended_answers_no_batch() -> None:
         assert "end" in bench.told
 
     run(scenario())
+
+
+SETTINGS = BarrierSettings(method="pssp", staleness=7, sample=3)
+
+
+def test_the_barrier_is_that_of_the_settings_unless_the_script_names_one() -> None:
+    """Then method, staleness and sample are the script's, and the rest stays."""
+    assert barrier_of(SETTINGS, EngineOpened("p2p", 1)) is SETTINGS
+    assert barrier_of(SETTINGS, EngineOpened("p2p", 1, "ssp", 2, 0)) == BarrierSettings(
+        method="ssp", staleness=2, sample=0
+    )
+
+
+def test_a_barrier_that_does_not_exist_is_an_error_of_the_settings() -> None:
+    """It says which."""
+    with pytest.raises(UserError, match=r"the engine's barrier cannot be used: .*'xsp'") as failed:
+        barrier_of(SETTINGS, EngineOpened("p2p", 1, "xsp"))
+    assert failed.value.exit_code == ExitCode.CONFIGURATION

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import gzip
 import re
+import shutil
+import subprocess
 import tomllib
+from pathlib import Path
+
+import pytest
 
 from p2pnode.status.pages import END_LINE, POLICY, STATIC, lean, read_files
 from tests.harness.project.repository import ROOT
@@ -119,3 +124,20 @@ def test_the_packed_form_is_the_same_file() -> None:
     for page in ("/", "/swarm"):
         paths = loaded_by(page)
         assert sum(len(files[path].packed) for path in paths) < MOST_BYTES / 2.5
+
+
+FOLDER = Path(__file__).parent / "dashboard"
+
+
+def test_the_scripts_of_the_dashboard_do_what_their_tests_say() -> None:
+    """Formats, the parser of the stream, the series, the steps and the sentences."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    files = sorted(str(path) for path in FOLDER.glob("*.test.mjs"))
+    assert len(files) >= 6
+
+    done = subprocess.run([node, "--test", *files], capture_output=True, text=True, timeout=60, check=False)
+
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
