@@ -279,12 +279,8 @@ def test_an_example_trains_one_model_in_two_nodes(
     ("name", "says", "needs"),
     [
         ("own_loop", r"the shared model: accuracy \S+ after step 12", ()),
-        ("character_transformer", "", ()),
         ("ddp", "the shared model: accuracy", ()),
-        ("muon", "done at step", ()),
-        ("task_class", "", ()),
         ("huggingface_lora", "the adapters are in adapters; loss", ("transformers", "accelerate", "peft")),
-        ("lightning_module", "the shared model: accuracy", ("lightning",)),
     ],
 )
 def test_an_example_trains_on_when_a_node_is_killed_in_the_middle(

@@ -1,4 +1,4 @@
-"""What may be served as final: only what the backup has confirmed, bit for bit, in this version; also integer buffers."""
+"""What may be served as final: what the backup has confirmed, bit for bit, in this version; and integer buffers."""
 
 from __future__ import annotations
 
