@@ -77,10 +77,10 @@ class MasterDirectory:
         contact = Contact(self._swarm.node_id, self._swarm.address)
         return MasterRecord(pack_contact(contact), epoch, identity)
 
-    async def publish(self, genesis: bytes, record: MasterRecord) -> int:
-        """Send this node's record to its keepers; returns how many have it now."""
+    async def publish(self, genesis: bytes, record: MasterRecord) -> None:
+        """Send this node's record to its keepers."""
         self.note(record)
-        return sum(answer is not None for answer in await self._ask_keepers(genesis, WhoServes(record)))
+        await self._ask_keepers(genesis, WhoServes(record))
 
     # -- the worker's side ---------------------------------------------------------------------------------------
 

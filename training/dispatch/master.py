@@ -22,7 +22,6 @@ from p2pnode.overlay.transport import Buffer, RequestRejected, Response, gathere
 from p2pnode.training.dispatch.answers import (
     Answer,
     BadRequestToQueue,
-    Cause,
     DatasetRegistered,
     End,
     Handout,
@@ -124,7 +123,7 @@ class MasterService:
         #: Nodes whose leases are to be given back.
         self._gone: dict[bytes, None] = {}
         #: Tasks that some workers cannot read → those workers, and since when.
-        self._unreadable: dict[int, tuple[dict[bytes, None], float, str]] = {}
+        self._unreadable: dict[int, tuple[dict[bytes, None], float]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         #: Another master of this run, with a store of its own, that this one gives way to.
@@ -330,8 +329,8 @@ class MasterService:
                 answer = await queue.finish(worker, task, attempt)
                 self._unreadable.pop(task, None)
                 return ReportsTold([answer], self.counts())
-            case FailTask():
-                return ReportsTold([await self._fail(queue, worker, request)], self.counts())
+            case FailTask(_, task, attempt, cause, trained):
+                return ReportsTold([await queue.fail(worker, task, attempt, cause, trained)], self.counts())
             case RenewTasks(identity, held):
                 if not _is_of(queue.registration, identity):
                     return ReportsTold([ReportAnswer.UNKNOWN for _ in held], self.counts())
@@ -360,28 +359,17 @@ class MasterService:
         task = RecordTask(lease.task, lease.attempt, lease.pass_number, order, lease.trained, chunks)
         return TaskTold(Answer.TASK, task, lease.duration_s, 0.0, self.counts())
 
-    async def _fail(self, queue: StoredQueue, worker: bytes, request: FailTask) -> ReportAnswer:
-        try:
-            cause = Cause(request.cause)
-        except ValueError as error:
-            raise BadRequestToQueue(f"a task cannot fail by {request.cause[:16]!r}") from error
-        answer = await queue.fail(worker, request.task, request.attempt, cause, request.trained)
-        if cause is Cause.MISSING:
-            now = self._clock.monotonic()
-            workers, since, _ = self._unreadable.get(request.task, ({}, now, ""))
-            workers[worker] = None
-            self._unreadable[request.task] = workers, since, request.reason
-        return answer
-
     async def _discard_unreadable(self, queue: StoredQueue, worker: bytes, avoid: list[int]) -> None:
         """Give up the tasks that no worker that lives can read, after they have waited for one that can."""
         now = self._clock.monotonic()
         active = {node for node, heard in self._heard.items() if now - heard < ACTIVE_S}
         for task in avoid:
-            workers, since, reason = self._unreadable.setdefault(task, ({}, now, "its file is missing"))
+            workers, since = self._unreadable.setdefault(task, ({}, now))
             workers[worker] = None
             if now - since >= UNREADABLE_S and active <= workers.keys():
-                await queue.discard(task, f"none of {len(active)} nodes can read it: {reason}")
+                await queue.discard(
+                    task, f"none of {len(active)} nodes can read it: see dispatch_task_failed in their logs"
+                )
                 self._unreadable.pop(task, None)
 
     def counts(self) -> QueueCounts | None:

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from p2pnode.overlay.kademlia.messages import PACKED_V4_BYTES, PACKED_V6_BYTES
 from p2pnode.overlay.peers import Counter
-from p2pnode.training.dispatch.answers import MAX_AVOIDED, MAX_HELD, Answer, Held, QueueStatus, ReportAnswer
+from p2pnode.training.dispatch.answers import MAX_AVOIDED, MAX_HELD, Answer, Cause, Held, QueueStatus, ReportAnswer
 from p2pnode.training.dispatch.chunks import FileSummary
 from p2pnode.training.trainer_link.record_messages import RecordTask
 
@@ -90,14 +90,13 @@ class FinishTask(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
 
 
 class FailTask(msgspec.Struct, frozen=True, array_like=True, tag="fail"):
-    """The attempt is given back. `cause`: `error`, `release` or `missing` (`training.dispatch.answers.Cause`).
-    Answered by `ReportsTold`."""
+    """The attempt is given back, for one of `training.dispatch.answers.REPORTED_CAUSES`, with its first `trained`
+    records trained. Answered by `ReportsTold`."""
 
     identity: Identity
     task: Counter
     attempt: Counter
-    cause: Annotated[str, Meta(max_length=16)]
-    reason: Text
+    cause: Cause
     trained: Counter
 
 

@@ -23,7 +23,6 @@ from p2pnode.training.dispatch.client import MasterClient, Trouble
 from p2pnode.training.dispatch.dataset import LocalDataset, RecordFilesMissing
 from p2pnode.training.dispatch.held import Complete, HeldTasks, Key, SavedTask
 from p2pnode.training.dispatch.messages import (
-    MAX_TEXT,
     DatasetTold,
     FailTask,
     FinishTask,
@@ -148,7 +147,7 @@ class RecordsService:
             return
         self._has_left = True
         for complete in self.held.give_back():
-            self._give_back(complete, Cause.RELEASE, "the node leaves")
+            self._give_back(complete, Cause.RELEASE)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._reports:
@@ -219,7 +218,7 @@ class RecordsService:
             while len(self._avoid) > MAX_AVOIDED:
                 del self._avoid[next(iter(self._avoid))]
         self._log.error("dispatch_task_failed", task=message.task, cause=str(cause), reason=message.reason)
-        self._give_back(Complete(*key, trained=held.counted), cause, message.reason)
+        self._give_back(Complete(*key, trained=held.counted), cause)
         self._wake_fetch.set()
 
     # -- steps ---------------------------------------------------------------------------------------------------
@@ -244,14 +243,14 @@ class RecordsService:
     def drop(self, step: int) -> None:
         """The delta of this step is pushed by nobody."""
         for complete in self.held.drop(step):
-            self._give_back(complete, Cause.RELEASE, "its delta was too late to be pushed")
+            self._give_back(complete, Cause.RELEASE)
 
     def _finish(self, task: int, attempt: int) -> FinishTask:
         return FinishTask(self._identity, task, attempt)
 
-    def _give_back(self, complete: Complete, cause: Cause, reason: str) -> None:
+    def _give_back(self, complete: Complete, cause: Cause) -> None:
         self._reports[complete.task, complete.attempt] = FailTask(
-            self._identity, complete.task, complete.attempt, str(cause), reason[:MAX_TEXT], complete.trained
+            self._identity, complete.task, complete.attempt, cause, complete.trained
         )
         self._wake_report.set()
         self._wake_save.set()

@@ -110,14 +110,14 @@ def test_the_higher_epoch_wins_while_its_record_is_fresh() -> None:
 
 
 def test_a_record_is_sent_to_the_eight_nodes_nearest_to_the_key() -> None:
-    """This node is none of them, though it has the record; the number is of those that answered."""
+    """This node is none of them, though it has the record; some do not answer."""
 
     async def scenario(swarm: Swarm, directory: MasterDirectory, _: VirtualClock) -> None:
         swarm.knows[ONE.node_id] = None
         swarm.knows[TWO.node_id] = b"\xff"
         own = directory.own_record(7, b"store")
         assert own == record(ME, 7, b"store")
-        assert await directory.publish(GENESIS, own) == KEEPERS - 2
+        await directory.publish(GENESIS, own)
         assert swarm.asked == [(one.node_id, WhoServes(own)) for one in OTHERS[:KEEPERS]]
         assert swarm.looked_up == [key_of(GENESIS)]
         assert directory.record == own

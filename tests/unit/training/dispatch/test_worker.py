@@ -243,7 +243,7 @@ def test_a_file_that_is_not_here_is_given_back_and_avoided() -> None:
         bench.service.on_trainer(RecordsUnreadable(1, 1, "no file train.recordio here", missing=True))
         await bench.want(2)
         (failed,) = bench.master.of(FailTask)
-        assert (failed.task, failed.cause, failed.reason) == (1, "missing", "no file train.recordio here")
+        assert (failed.task, failed.cause) == (1, "missing")
         assert bench.master.of(GetTask)[-1].avoid == [1]
         bench.master.pass_number = 2
         await bench.want(3)
