@@ -203,7 +203,7 @@ class ServerCore:
     def _is_known(self, worker: bytes, name: Name) -> bool:
         """Whether this attempt is the worker's here: at work, or reported and accepted."""
         is_reported = name in self._counted.get(worker, ()) or name in self._waiting.get(worker, ())
-        return is_reported or self.leases.answer(worker, *name) is None
+        return is_reported or self.leases.held(worker, *name) is not None
 
     def _is_of_before(self, task: int) -> bool:
         return task <= self.epoch * TASKS_PER_EPOCH
@@ -217,17 +217,17 @@ class ServerCore:
             return "counted"
         if name in self._waiting.get(worker, ()):
             return "waits"
-        lease = self.leases.of(worker)
-        if self.leases.answer(worker, *name) is not None or lease is None:
+        lease = self.leases.held(worker, *name)
+        if lease is None:
             return "superseded"
         verdict = self._policy.judge(contribution, self.version)
         if verdict == "waits":
             return "waits"
         if verdict == "stale":
             self.refused += 1
-            return "stale" if self.leases.refuse(worker, *name, self._max_report_count) else "failed"
+            return "stale" if self.leases.refuse(lease, self._max_report_count) else "failed"
         self._pace_s.append(now - lease.leased_at)
-        self.leases.finish(worker, *name, now)
+        self.leases.finish(lease, now)
         if self._is_of_before(contribution.task):
             self._done_before[contribution.task] = None
         self.gate.completed(worker, contribution.step)

@@ -304,7 +304,7 @@ class Serving:
         core.told(worker, [*found, *([] if poll.holds is None else [(poll.holds.task, poll.holds.attempt)])])
         if poll.holds is not None:
             held = poll.holds
-            if core.leases.renew(worker, held.task, held.attempt, now) != "renewed":
+            if not core.leases.renew(worker, held.task, held.attempt, now):
                 found[held.task, held.attempt] = "superseded"
         return [(*name, outcome) for name, outcome in found.items()]
 

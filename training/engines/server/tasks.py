@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from p2pnode.training.dispatch.answers import Cause, QueueRules, ReportAnswer
+from p2pnode.training.dispatch.answers import Cause, QueueRules
 from p2pnode.training.dispatch.queue import HeadRow, lease_duration_s
 
 Work = TypeVar("Work")
@@ -61,7 +61,6 @@ class TaskLeases(Generic[Work]):
         self._of: dict[bytes, int] = {}
         self._orphans: dict[int, None] = {}
         self._adopted: dict[int, None] = {}
-        self._finished: dict[bytes, tuple[int, int]] = {}
         #: Workers that have lost an open task, with their attempts: they may still be at work on it.
         self._former: dict[int, list[tuple[bytes, int]]] = {}
         #: By worker, the attempts that it lost of tasks which another worker has finished, or that no server takes up.
@@ -102,19 +101,10 @@ class TaskLeases(Generic[Work]):
         """How long a lease lasts that is given or renewed now."""
         return lease_duration_s(self.rules, self._head)
 
-    def answer(self, worker: bytes, task: int, attempt: int) -> ReportAnswer | None:
-        """Why a report about an attempt has no effect, `ACCEPTED` for a repeated one; None: it is the newest attempt of
-        this worker."""
-        if self._finished.get(worker) == (task, attempt):
-            return ReportAnswer.ACCEPTED
+    def held(self, worker: bytes, task: int, attempt: int) -> LeasedTask[Work] | None:
+        """The lease of this worker, if it is the newest attempt of an open task. Other reports have no effect."""
         lease = self._open.get(task)
-        if lease is None:
-            return ReportAnswer.UNKNOWN if task >= self._next else ReportAnswer.SUPERSEDED
-        if attempt > lease.attempt:
-            return ReportAnswer.UNKNOWN
-        if attempt < lease.attempt or not lease.worker:
-            return ReportAnswer.SUPERSEDED
-        return None if lease.worker == worker else ReportAnswer.NOT_HOLDER
+        return lease if lease is not None and (lease.worker, lease.attempt) == (worker, attempt) else None
 
     # -- handing out -----------------------------------------------------------------------------------------------
 
@@ -150,59 +140,47 @@ class TaskLeases(Generic[Work]):
         self._of[worker] = lease.task
         return leased
 
-    def renew(self, worker: bytes, task: int, attempt: int, now: float) -> ReportAnswer:
-        """The worker is at work: its lease lasts on from now, up to `holds` ceilings in all."""
-        refusal = self.answer(worker, task, attempt)
-        if refusal is not None:
-            return refusal
-        lease = self._open[task]
+    def renew(self, worker: bytes, task: int, attempt: int, now: float) -> bool:
+        """The worker is at work: its lease lasts on from now, up to `holds` ceilings in all. Whether it has one."""
+        lease = self.held(worker, task, attempt)
+        if lease is None:
+            return False
         limit = lease.leased_at + self.rules.holds * self.rules.lease_ceiling_s
         deadline = max(lease.deadline, min(now + self.lease_s, limit))
         self._open[task] = replace(lease, deadline=deadline)
-        return ReportAnswer.RENEWED
+        return True
 
     # -- endings ---------------------------------------------------------------------------------------------------
 
-    def finish(self, worker: bytes, task: int, attempt: int, now: float) -> ReportAnswer:
+    def finish(self, lease: LeasedTask[Work], now: float) -> None:
         """The worker's update counts."""
-        answer = self.answer(worker, task, attempt)
-        if answer is not None:
-            return answer
-        self._observe(now - self._open[task].leased_at)
-        for former, lost in self._former.get(task, ()):
-            if former != worker:
-                self._outdated.setdefault(former, {})[task, lost] = None
-        self._close(task)
-        self._finished[worker] = (task, attempt)
+        self._observe(now - lease.leased_at)
+        for former, lost in self._former.get(lease.task, ()):
+            if former != lease.worker:
+                self._outdated.setdefault(former, {})[lease.task, lost] = None
+        self._close(lease.task)
         self.done += 1
-        return ReportAnswer.ACCEPTED
 
-    def refuse(self, worker: bytes, task: int, attempt: int, max_refusals: int) -> bool:
-        """The update of this attempt came too late for the model. Whether the worker may try again with a fresh one;
+    def refuse(self, lease: LeasedTask[Work], max_refusals: int) -> bool:
+        """The update of this lease came too late for the model. Whether the worker may try again with a fresh one;
         otherwise the task has failed by it, and goes to the next worker."""
-        if self.answer(worker, task, attempt) is not None:
-            return False
-        lease = self._open[task] = replace(self._open[task], refusals=self._open[task].refusals + 1)
-        if lease.refusals < max_refusals:
+        refused = self._open[lease.task] = replace(lease, refusals=lease.refusals + 1)
+        if refused.refusals < max_refusals:
             return True
-        self._open[task] = replace(lease, refusals=0)
-        self._end(task, Cause.ERROR, f"{lease.refusals} of its updates in a row were refused as stale")
+        self._open[lease.task] = replace(refused, refusals=0)
+        self._end(lease.task, Cause.ERROR, f"{refused.refusals} of its updates in a row were refused as stale")
         return False
 
-    def fail(self, worker: bytes, task: int, attempt: int, reason: str) -> ReportAnswer:
+    def fail(self, worker: bytes, task: int, attempt: int, reason: str) -> None:
         """The user's function raised."""
-        answer = self.answer(worker, task, attempt)
-        if answer is not None:
-            return answer
-        self._end(task, Cause.ERROR, reason)
-        return ReportAnswer.RETURNED
+        if self.held(worker, task, attempt) is not None:
+            self._end(task, Cause.ERROR, reason)
 
     def worker_gone(self, worker: bytes) -> None:
         """It died or left: another worker gets its task."""
         task = self._of.get(worker)
         if task is not None:
             self._end(task, Cause.DEATH, "its worker ended")
-        self._finished.pop(worker, None)
         self._outdated.pop(worker, None)
 
     def expire(self, now: float) -> list[bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 
 from examples.linear_regression import TRUE, Regression
 from p2pnode.training.engines.program import Context, Program, VerbFailed
-from p2pnode.training.values.store import NewValue, UpdateFailed, ValueUpdate
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.peer_engine_swarm import PeerWorld
 
@@ -170,30 +168,6 @@ def test_after_an_error_the_node_takes_no_part_and_may_begin_again(verb: str) ->
         bad.verbs._program.fails = False  # type: ignore[attr-defined]
         assert await bad.run() == 30
         assert (await world.runs[0], good.ctx.step) == (30, 30)
-
-    run(play())
-
-
-def test_an_update_that_pull_refuses_is_an_error_of_its_sender() -> None:
-    """The sender gets `UpdateFailed` with the key and the text of the owner's error; other keys are updated."""
-
-    class Picky(Counting):
-        reducer = "pull"
-
-        def push(self, ctx: Context, params: Any) -> list[tuple[str, int]]:
-            return [("good", 1), ("bad" if ctx.step == 3 else "good", 1)]
-
-        def pull(self, ctx: Context, updates: Sequence[ValueUpdate]) -> list[NewValue]:
-            if any(one.key == "bad" for one in updates):
-                raise ValueError("a bad key")
-            return [NewValue("good", ctx.get("good", 0).value + len(updates), updates[-1].timestamp)]
-
-    async def play() -> None:
-        world = PeerWorld(11, "asp")
-        await world.start(0, Picky(10))
-        with pytest.raises(UpdateFailed, match=r"pull of .*'bad' failed at node .*ValueError: a bad key"):
-            await world.runs[0]
-        assert await value_of(world, "good") >= 6
 
     run(play())
 
