@@ -172,7 +172,7 @@ class LoopBench:
             wait=self._wait,
             ask=self._ask,
             barrier=make_barrier(BarrierSettings(method="bsp" if self.exchange.synchronous else "pssp")),
-            leave_out=lambda _is_excluded: None,
+            exclude=lambda _is_excluded: None,
         )
         fakes: Any = (self.swarm, self.exchange)
         return StepLoop(
