@@ -148,6 +148,37 @@ def test_all_nodes_follow_the_chains_of_all_owners(codec: CodecName, pull_codec:
     simulate(scenario, codec=codec, pull_codec=pull_codec)
 
 
+@pytest.mark.parametrize(("steps", "bytes_per_value"), [(0, 0.0), (1, 1.1)])
+def test_a_joiner_with_the_initial_values_is_sent_what_has_changed(steps: int, bytes_per_value: float) -> None:
+    """All scripts of a run mostly make the same values: those are not sent, only a founder's deltas since. One script
+    has made another model: it is sent the whole."""
+
+    async def main() -> None:
+        world = World(7, settings=SETTINGS, shards=SHARDS, values=SHARDS * SIZE, synchronous=False)
+        try:
+            initial = delta(world, 1)
+            founder = exchange_of(await world.start("founder"))
+            founder.replica.vector[:] = initial
+            await founder.found()
+            values = initial + sum((delta(world, 100 + step) for step in range(1, steps + 1)), np.float32(0))
+            for step in range(1, steps + 1):
+                await founder.push(step, step - 1, 1.0, delta(world, 100 + step))
+            for name, vector in (("same", initial), ("other", delta(world, 2))):
+                joiner = exchange_of(await world.start(name))
+                joiner.replica.vector[:] = vector
+                report = await joiner.join(world.members["founder"].contact)
+                assert not report.missing
+                assert all(joiner.replica.pulled_version(shard) is not None for shard in range(SHARDS))
+                assert np.abs(joiner.replica.vector - values).max() < NEAR
+                sent_bytes = joiner.counters.bytes_received / (SHARDS * SIZE)
+                is_whole = joiner.counters.publications_entered == SHARDS
+                assert (is_whole, sent_bytes <= bytes_per_value) == ((False, True) if name == "same" else (True, False))
+        finally:
+            world.stop()
+
+    VirtualLoop().run(main(), limit_s=900)
+
+
 def test_a_joiner_enters_the_chain_with_its_first_whole() -> None:
     """In the middle of the publication, in float32; from then on it is sent changes like the others."""
 

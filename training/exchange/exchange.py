@@ -43,7 +43,7 @@ from p2pnode.training.exchange.store.repair_log import RepairLog
 from p2pnode.training.exchange.store.replica import Replica, ReplicaReading
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
-from p2pnode.training.exchange.terms import Term
+from p2pnode.training.exchange.terms import ZERO_TERM, Term
 from p2pnode.training.manifest import Manifest
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.delta_range import is_delta_in_range
@@ -78,7 +78,8 @@ class Exchange:
         self.stale_limit = stale_limit = None if staleness is None else max(10, 4 * staleness)
         self._is_alone, has_backups = not settings.enabled, bool(settings.replicas)
         self._log, clock = environment.log, environment.clock
-        genesis, parameters = bytes.fromhex(manifest.genesis), manifest.layout.parameter_total
+        self._genesis, parameters = bytes.fromhex(manifest.genesis), manifest.layout.parameter_total
+        genesis = self._genesis
         log = RepairLog(settings.log_bytes, settings.log_seconds if settings.enabled else 0.0)
         self.store = store = ShardStore(swarm.node_id, manifest.bounds(), parameters, manifest.rule, log)
         self.replica = Replica(replica, store.bounds)
@@ -331,6 +332,8 @@ class Exchange:
             self.store.own(shard, state, term, me, now, by_handover=False)
             if not self.store.holds_values:
                 self.replica.set_version(shard, term, version)
+                if not (version or self._is_alone):
+                    await self.publisher.begin_run(self._genesis, shard, self.store.owned[shard])
             founded += 1
         return founded
 
@@ -366,8 +369,12 @@ class Exchange:
         if not self.store.holds_values:
             clock, counters = self.environment.clock, self.counters
             began, before_bytes = clock.monotonic(), counters.bytes_received
+            if all(term == ZERO_TERM for term, _ in self.replica.versions()):
+                await self.pull_client.claim_initial_values(self._genesis)
             report = await self.pull_client.pull(self.run.step, deadline_s=None)
-            self.codec_control.received(counters.bytes_received - before_bytes, clock.monotonic() - began)
+            received_bytes = counters.bytes_received - before_bytes
+            if received_bytes >= self.replica.vector.size:  # of changes alone no rate can be told
+                self.codec_control.received(received_bytes, clock.monotonic() - began)
         self._settle()
         return report
 

@@ -145,6 +145,12 @@ class PullClient:
             self.obstacles.note(shards, owner, "has not answered yet", began)
         return PullReport(job.changed, job.unchanged, missing)
 
+    async def claim_initial_values(self, genesis: bytes) -> None:
+        """Before a joiner's pull: the replica has the initial values of its script, which may be those of the run."""
+        if subscribes(self.settings, self.codec.codec):
+            for shard in range(len(self.store)):
+                await self._follower.claim(genesis, shard)
+
     async def _fetch_for_joiner(self, job: Job) -> None:
         """Fetch everything from the owners, and what they do not serve from others too; the first answer counts."""
 
@@ -245,8 +251,10 @@ class PullClient:
         for shard in shards:
             # The same term and version as another node's copy do not make it the same bits: a final pull asks for all.
             term, version = (ZERO_TERM, 0) if job.is_final else self.replica.version_of(shard)
-            # A joiner builds everything on what it is sent: it takes the whole.
-            position = self.replica.position_of(shard) if follows and not job.is_joiners else NO_POSITION
+            # A joiner builds everything on what it is sent: it takes the whole, but of initial values that it has made.
+            is_claimed = self.replica.pulled_version(shard) is None
+            is_known = follows and (is_claimed or not job.is_joiners)
+            position = self.replica.position_of(shard) if is_known else NO_POSITION
             wanted.append(Wanted(shard, term, version, *position))
         return Pull(
             job.step,

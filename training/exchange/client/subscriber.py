@@ -14,11 +14,11 @@ from p2pnode.training.encoding.codecs import CodecName, Vector
 from p2pnode.training.encoding.frames import Allocate, BadFrame, FrameReader, Part, new_memory, read_encoded
 from p2pnode.training.exchange.counters import Counters
 from p2pnode.training.exchange.messages import PullResult
-from p2pnode.training.exchange.owner.published import apply_all, whole
+from p2pnode.training.exchange.owner.published import ApproximatedState, apply_all, begin_run, whole
 from p2pnode.training.exchange.peer_score import Nonsense
 from p2pnode.training.exchange.store.replica import NO_POSITION, Position, Replica
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.terms import Term
+from p2pnode.training.exchange.terms import ZERO_TERM, Term
 from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH, has_length
 
 #: Values copied at once: half a millisecond.
@@ -42,6 +42,16 @@ class Subscriber:
         self._log = environment.log
         #: The digest of each shard that is in a publication.
         self._digests: dict[int, bytes] = {}
+
+    async def claim(self, genesis: bytes, shard: int) -> None:
+        """This node's script has made initial values: if they are the run's, to the rounding of a publication, its
+        owner sends only what has changed since. Without a version until the owner has confirmed it."""
+        source = ApproximatedState(ZERO_TERM, 0)
+        value = self._replica.slice_of(shard)
+        own = await off_loop(self._executor, value.size, begin_run, genesis, shard, value, source)
+        position = Position(own.publication, 0)
+        if await self.write(shard, own.value, (ZERO_TERM, 0), position):
+            self._digests[shard] = own.digest
 
     async def read(self, reader: FrameReader, result: PullResult, memory: Allocate) -> tuple[Arrays, int]:
         """The arrays of one answer, with their bytes. Raises `BadFrame` if they are not what the answer names."""
@@ -94,6 +104,9 @@ class Subscriber:
         if self._replica.position_of(result.shard) != Position(result.publication, result.published):
             return False
         if self._digests[result.shard] == result.digest:
+            if self._replica.pulled_version(result.shard) is None:  # it was claimed
+                position = self._replica.position_of(result.shard)
+                self._replica.set_version(result.shard, result.rank_term, result.version, position)
             return True
         self._note_mismatch(result)
         self._replica.doubt(result.shard)

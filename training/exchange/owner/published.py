@@ -7,9 +7,10 @@ Tang et al. 2019, DoubleSqueeze). A puller that has p of version u gets the chan
 is less. The operations on float32 are the same at owner and follower, so all who follow hold the same bits; a digest
 proves it.
 
-A publication begins with p = x rounded to bfloat16: those who enter at its beginning, at the start of a swarm and after
-a take-over all at once, are sent two bytes per value, and what was rounded off comes with the first change. A follower
-that enters later is sent float32, because p is no longer exact in bfloat16: four bytes once, and then the same bits.
+A publication begins with p = x rounded to bfloat16 (`begin_run` names that of a run's initial values): those who enter
+at its beginning, at the start of a swarm and after a take-over all at once, are sent two bytes per value, and what was
+rounded off comes with the first change. A follower that enters later is sent float32, because p is no longer exact in
+bfloat16: four bytes once, and then the same bits.
 
 A `Published` is never changed. The next version is a new one, so that an answer that is still being sent keeps the old.
 """
@@ -104,9 +105,23 @@ def digest_of(value: Vector) -> bytes:
 
 def begin(publication: bytes, value: Vector, source: ApproximatedState) -> Published:
     """A new publication from a shard's value, `float32[n]`."""
+    rounded = _rounded(value)
+    return Published(publication, 0, rounded, digest_of(rounded), source)
+
+
+def begin_run(genesis: bytes, shard: int, value: Vector, source: ApproximatedState) -> Published:
+    """The publication of a shard's initial value, `float32[n]`, of a run. Its name follows from the value, so a node
+    whose script has made the same one needs no copy of it."""
+    rounded = _rounded(value)
+    digest = digest_of(rounded)
+    named_by = genesis + shard.to_bytes(4, "little") + digest
+    return Published(hashlib.blake2b(named_by, digest_size=PUBLICATION_ID_BYTES).digest(), 0, rounded, digest, source)
+
+
+def _rounded(value: Vector) -> Vector:
     rounded = np.empty(value.size, dtype=np.float32)
     codecs.decode(codecs.encode(value, "bfloat16"), "bfloat16", rounded)
-    return Published(publication, 0, rounded, digest_of(rounded), source)
+    return rounded
 
 
 def next_version(

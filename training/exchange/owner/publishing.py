@@ -1,10 +1,10 @@
 """Publishes the values of the shards of one owner, and their changes (`training.exchange.owner.published`).
 
-A publication begins when somebody who follows first asks for a shard, and is dropped when nobody has asked for long:
-the published value costs as much memory as the value. A version is made when somebody asks and something was added
-since the last one, but no more often than followers can bear: they are sent about `BYTES_PER_STEP` per value and median
-step. Who has the present version already is sent one change by a version, and so waits half as long for it. Under bsp
-every barrier makes a version, because the puller must see the deltas of its step.
+A publication begins when a shard is founded, or somebody who follows first asks for it, and is dropped when nobody has
+asked for long: the published value costs as much memory as the value. A version is made when somebody asks and
+something was added since the last one, but no more often than followers can bear: they are sent about `BYTES_PER_STEP`
+per value and median step. Who has the present version already is sent one change by a version, and so waits half as
+long for it. Under bsp every barrier makes a version, because the puller must see the deltas of its step.
 
 At a hand-over the publication goes on at the new owner, which has followed it. Its replica has the published value, or
 lacks changes that come with the hand-over. A node that has not followed, or takes over, begins a new publication.
@@ -25,7 +25,7 @@ import numpy as np
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.transport import Buffer
-from p2pnode.training.cooperative import VALUES_PER_PART, ThreadPauses
+from p2pnode.training.cooperative import VALUES_PER_PART, ThreadPauses, off_loop
 from p2pnode.training.encoding.codecs import CodecName, Vector
 from p2pnode.training.encoding.frames import FrameReader, Part, encoded_frames, framed_bytes, read_encoded
 from p2pnode.training.encoding.pull_codecs import WHOLE
@@ -35,6 +35,7 @@ from p2pnode.training.exchange.owner.published import (
     Change,
     Published,
     begin,
+    begin_run,
     continued,
     next_version,
 )
@@ -179,6 +180,15 @@ class Publisher:
             publication.published, publication.made_at, publication.asked_at = published, now, now
         else:
             self._publications[shard] = _Publication(owned, published, now, now)
+
+    async def begin_run(self, genesis: bytes, shard: int, owned: Owned) -> None:
+        """Publish the initial value of a shard that this node has founded, for joiners that have made the same one.
+        Dropped like any publication that nobody asks for."""
+        source = ApproximatedState(owned.rank_term, owned.state.version)
+        value = owned.state.value
+        published = await off_loop(self._executor, value.size, begin_run, genesis, shard, value, source)
+        if self.store.owned.get(shard) is owned and shard not in self._publications:
+            self._put(shard, owned, published, self._clock.monotonic())
 
     def drop_unused(self) -> None:
         """Drop the publications that nobody asks for any more, and those of shards that have another owner."""

@@ -140,14 +140,14 @@ def test_large_shards_are_founded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -
         async def noted(function: Any, /, *args: Any, **kwargs: Any) -> Any:
             names.append(function.__name__)
             found = await run_in_thread(function, *args, **kwargs)
-            if names == ["fresh_state"] * 2:
+            if function.__name__ == "fresh_state" and names.count("fresh_state") == 2:
                 exchange.store.note_owner(1, term(1, "b"), OTHER)
             return found
 
         monkeypatch.setattr(executor, "run", noted)
         await exchange.found()
         assert sorted(exchange.store.owned) == [0, 2, 3]
-        assert names == ["fresh_state"] * SHARDS
+        assert names.count("fresh_state") == SHARDS
 
         exchange.store.ownership.forget_node(OTHER.node_id)
         names.clear()
@@ -157,7 +157,7 @@ def test_large_shards_are_founded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -
         delta[5] = np.nan
         report = await exchange.push(1, 0, 1.0, delta)
         assert (report.acknowledged, report.refused) == (SHARDS - 1, {"not_finite": 1})
-        assert names == ["fresh_state"]
+        assert names.count("fresh_state") == 1
 
     run(scenario())
 
