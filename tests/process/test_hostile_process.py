@@ -10,8 +10,7 @@ import re
 import signal
 import socket
 import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from p2pnode.errors import UserError
 from p2pnode.overlay.sockets.framing import HEADER, IN_CHUNKS, MAGIC
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import start_p2pnode
-from tests.process.harness.swarm_world import ANSWER_S
+from tests.process.harness.swarm_world import ANSWER_S, until
 from tests.process.test_swarm_process import SHORT_STEPS, TRAINER
 
 #: Importing torch on a loaded machine is most of the wait.
@@ -94,13 +93,6 @@ class Pair:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-
-
-def until(condition: Callable[[], bool], within_s: float, what: str) -> None:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < within_s, f"not within {within_s} s: {what}"
-        time.sleep(0.05)
 
 
 @pytest.fixture

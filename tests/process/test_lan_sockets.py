@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
@@ -11,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,6 +26,7 @@ from p2pnode.overlay.kademlia.messages import PROTOCOL_VERSION
 from p2pnode.overlay.local_node import LocalNode
 from tests.harness.environment.simulated import ListLog
 from tests.harness.project.repository import ROOT
+from tests.process.harness.members import until
 from tests.process.harness.sockets import Run, run
 
 __all__ = ["run"]
@@ -63,19 +62,6 @@ def multicast() -> None:
     why = no_multicast()
     if why:
         pytest.skip(f"no multicast on the loopback here: {why}")
-
-
-#: How long an event may take that has to come: a loaded machine is late.
-LIMIT_S = 60.0
-
-
-async def until(condition: Any, what: str) -> None:
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            while not condition():  # noqa: ASYNC110 (moved by packets)
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(f"not within {LIMIT_S:.0f} s: {what}") from None
 
 
 def junk() -> list[bytes]:

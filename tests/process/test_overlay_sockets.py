@@ -26,12 +26,11 @@ from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySett
 from p2pnode.overlay.sockets.transport import SocketTransport
 from p2pnode.overlay.system import SystemClock, SystemEntropy
 from tests.harness.environment.simulated import ListLog, MemoryDisk, Record, make_environment
+from tests.process.harness.members import until
 
 V4, V6 = "127.0.0.1", "::1"
 GENESIS = b"genesis of tests"
 TAG = messages.swarm_tag("tests", GENESIS)
-#: Everything here takes milliseconds; this is for a machine that does other things.
-LATE_S = 60.0
 
 
 def ipv6_works() -> bool:
@@ -93,14 +92,6 @@ class Real:
 
     async def __aexit__(self, *_: object) -> None:
         await self.overlay.stop()
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    loop = asyncio.get_running_loop()
-    end_s = loop.time() + LATE_S
-    while not condition():
-        assert loop.time() < end_s, what
-        await asyncio.sleep(0.01)
 
 
 def port_of(node: Overlay) -> int:

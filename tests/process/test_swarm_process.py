@@ -17,7 +17,7 @@ from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import Forked, start_p2pnode
-from tests.process.harness.swarm_world import ANSWER_S, whole_entries
+from tests.process.harness.swarm_world import ANSWER_S, until, whole_entries
 
 #: The documented detection bound.
 DETECTION_BOUND_S = 10.0
@@ -118,15 +118,6 @@ class Watch:
             self.longest_s = max(self.longest_s, now - self._moved[place])
         self._looked = time.monotonic()
         return answers
-
-
-def until(condition: Callable[[], bool], within_s: float, what: str) -> float:
-    """Seconds until the condition held. Raises `AssertionError` with `what` when it is late."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < within_s, f"not within {within_s} s: {what}"
-        time.sleep(0.1)
-    return time.monotonic() - began
 
 
 @pytest.fixture
