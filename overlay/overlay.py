@@ -306,7 +306,7 @@ class Overlay:
             contacts=len(protocol.router),
             suspects=self._detector.suspects,
             lost=len(self._members.dead_contacts),
-            sampling=self._sampler.sampling_cost(),
+            sampling=self._sampler.report(),
             lookup=self._lookups.medians(),
             local_health=self._detector.health.score,
             round_trip_ms=None if (mean := protocol.round_trips.mean_s) is None else 1000 * mean,

@@ -31,15 +31,11 @@ class LookupReport(msgspec.Struct, frozen=True):
 
 
 class SamplingReport(msgspec.Struct, frozen=True):
-    """The sampling pool and its cost in lookups, in all and per peer kept and per independent draw."""
+    """The pool that samples of peers are drawn from: its peers, its balls, and the age of the oldest."""
 
     pool: int
     balls: int
     oldest_seconds: float | None
-    lookups_per_second: float
-    lookups_per_pooled_peer: float | None
-    lookups_per_independent_draw: float | None
-    drawn: int
 
 
 class OverlayReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from p2pnode.overlay.discovery.lookup_service import LookupService
 from p2pnode.overlay.discovery.peer_sampling import PeerSampler
@@ -23,7 +24,7 @@ from p2pnode.overlay.peers import Activity, Contact, Peer
 #: A key is looked up again after this long; failures and new known peers count without another lookup.
 LOOKUP_INTERVAL_S = 30.0
 MAX_LOOKED_UP = 8192
-#: Two kilobytes each.
+#: Orders of candidates that are remembered.
 MAX_RANKINGS = 1024
 
 
@@ -49,8 +50,6 @@ class Candidates:
         #: When the last lookup of each key ended.
         self._looked_up: dict[bytes, float] = {}
         self._under_way: dict[bytes, asyncio.Future[None]] = {}
-        #: Of each key the candidates ranked last, with their capacity classes, and their order.
-        self._rankings: dict[bytes, tuple[dict[bytes, int], list[bytes]]] = {}
 
     async def of(self, key: bytes) -> list[Contact]:
         """Candidates for a key, best first."""
@@ -71,18 +70,8 @@ class Candidates:
                 if node_id not in fit:
                     fit[node_id] = self._announced(node_id)
             capacities = {node_id: capacity for node_id in closest if (capacity := fit[node_id]) is not None}
-            found.append([closest[node_id] for node_id in self._ranked(key, capacities)])
+            found.append([closest[node_id] for node_id in _ranked(key, tuple(capacities.items()))])
         return found
-
-    def _ranked(self, key: bytes, capacities: dict[bytes, int]) -> list[bytes]:
-        """`rank`, remembered: who owns keys asks again and again, and hardly ever has anything changed."""
-        last = self._rankings.pop(key, None)
-        if last is None or last[0] != capacities:
-            last = capacities, rank(key, capacities, capacities)
-        self._rankings[key] = last
-        if len(self._rankings) > MAX_RANKINGS:
-            del self._rankings[next(iter(self._rankings))]
-        return last[1]
 
     def _announced(self, node_id: bytes) -> int | None:
         """The capacity class of a node that may own a key now; None: it may not."""
@@ -147,3 +136,10 @@ class Candidates:
         """Forget the lookups that are too old."""
         now = self._clock.monotonic()
         self._looked_up = {key: at for key, at in self._looked_up.items() if now - at <= LOOKUP_INTERVAL_S}
+
+
+@lru_cache(maxsize=MAX_RANKINGS)
+def _ranked(key: bytes, capacities: tuple[tuple[bytes, int], ...]) -> tuple[bytes, ...]:
+    """`rank`, remembered: who owns keys asks again and again, and hardly ever has anything changed."""
+    announced = dict(capacities)
+    return tuple(rank(key, announced, announced))

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import struct
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
 from p2pnode.overlay.addresses import group_of
 from p2pnode.overlay.environment import Clock
-from p2pnode.overlay.ids import ID_BYTES
 from p2pnode.overlay.kademlia.calls import answer
 from p2pnode.overlay.kademlia.lookup import Lookup
 from p2pnode.overlay.kademlia.messages import FindNode, Nodes, Result, unpack_nodes
@@ -29,9 +27,6 @@ DEADLINE_S = 5.0
 
 #: Number of recent lookups that the medians cover.
 RECENT = 32
-
-#: A recent lookup in 32 bytes; as objects it takes two hundred.
-_FINISHED = struct.Struct(f"<{ID_BYTES}sHHd")
 
 
 class Finished(NamedTuple):
@@ -80,7 +75,8 @@ class LookupService:
         clock: Clock,
     ) -> None:
         self.ids_per_address = settings.swarm.ids_per_address  # at most this many in one lookup; 0: any number
-        self._recent = bytearray()
+        #: The last `RECENT` lookups, the newest last.
+        self.recent: deque[Finished] = deque(maxlen=RECENT)
         self._local = local
         self._protocol = protocol
         self._membership = membership
@@ -112,14 +108,8 @@ class LookupService:
         self._protocol.counters["contacts_refused_crowded"] += quota.refused
         self._protocol.counters["lookup_rounds"] += lookup.rounds
         self._protocol.counters["lookup_ms"] += round(1000 * seconds)
-        self._recent += _FINISHED.pack(target, lookup.rounds, lookup.queries, seconds)
-        del self._recent[: -RECENT * _FINISHED.size]
+        self.recent.append(Finished(target, lookup.rounds, lookup.queries, seconds))
         return lookup.result()
-
-    @property
-    def recent(self) -> list[Finished]:
-        """The last `RECENT` lookups, the newest last."""
-        return [Finished(*entry) for entry in _FINISHED.iter_unpack(self._recent)]
 
     def most_asked(self, target: bytes) -> int | None:
         """The most nodes that a recent lookup of this target has asked; None: none of them has ended."""

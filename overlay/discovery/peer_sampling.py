@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from array import array
-from bisect import bisect_left
 
 from p2pnode.overlay.discovery.lookup_service import LookupService
 from p2pnode.overlay.discovery.population import Estimator, Population, counted
@@ -46,8 +44,6 @@ FIRST_BALLS = 4
 #: A pause is at least this many times as long as the lookup before it. When lookups take seconds, because network or
 #: loop are overloaded, sampling must not add to the overload.
 MIN_PAUSE_PER_LOOKUP = 4.0
-#: The cost of sampling is reported over this time.
-COST_WINDOW_S = POOL_AGE_S
 #: In a swarm of at most k nodes, one peer is asked for its contacts this often; more often until none of them is new.
 COMPARE_INTERVAL_S = 4.0
 FIRST_COMPARE_INTERVAL_S = 0.3
@@ -71,11 +67,6 @@ class PeerSampler:
         self.pool = SamplePool()
         self._balls_wanted = POOL_BALLS
         self._balls_first = FIRST_BALLS
-        #: When each sampling lookup ended, and how many peers it added to the pool: pairs take ten times as much.
-        self._looked_up_at = array("d")
-        self._added = array("H")
-        self._drawn = 0
-        self._started = environment.clock.monotonic()
         self.estimator = Estimator(k)
         self._local = local
         self._k = k
@@ -149,33 +140,14 @@ class PeerSampler:
             self._balls_wanted = min(MAX_BALLS, max(self._balls_wanted, count + 2))
             self._balls_first = min(self._balls_wanted, max(self._balls_first, math.ceil(2 * count / BALL_NODES) + 2))
             drawn = self.pool.sample(count, allowed, self._rng)
-            self._drawn += len(drawn)
             if len(drawn) < count:  # just joined: the pool is not full yet
                 rest = [node_id for node_id in self._known_ids() if node_id not in drawn]
                 drawn += draw_distinct(rest, count - len(drawn), allowed, self._rng)
         return [peer for node_id in drawn if (peer := self._members.peer(node_id)) is not None]
 
-    def sampling_cost(self) -> SamplingReport:
-        """The pool, and its cost in lookups over the last `COST_WINDOW_S`, per pooled peer and per independent draw."""
-        now = self._clock.monotonic()
-        self._expire_costs(now)
-        lookups = len(self._added)
-        kept = sum(self._added)
-        balls = lookups - self._added.count(0)
-        over_s = max(1.0, min(COST_WINDOW_S, now - self._started))
-        return SamplingReport(
-            pool=len(self.pool.ids()),
-            balls=self.pool.balls,
-            oldest_seconds=self.pool.oldest_s(now),
-            lookups_per_second=lookups / over_s,
-            lookups_per_pooled_peer=lookups / kept if kept else None,
-            lookups_per_independent_draw=lookups / balls if balls else None,
-            drawn=self._drawn,
-        )
-
-    def _expire_costs(self, now: float) -> None:
-        expired = bisect_left(self._looked_up_at, now - COST_WINDOW_S)
-        del self._looked_up_at[:expired], self._added[:expired]
+    def report(self) -> SamplingReport:
+        """The pool."""
+        return SamplingReport(len(self.pool.ids()), self.pool.balls, self.pool.oldest_s(self._clock.monotonic()))
 
     def _known_ids(self) -> list[bytes]:
         return list(self._members.peers.ids())
@@ -265,12 +237,8 @@ class PeerSampler:
         self._estimate = (float("-inf"), None)
         if before is None or before.exact:
             return
-        self._expire_costs(now)
         radius = ball_radius(before.estimate)
         inside = inside_ball(target, (contact.node_id for contact in found), radius)
-        keep = is_kept(len(inside), SLOTS, self._rng)
         others = [node_id for node_id in inside if node_id != self._local.node_id]
-        self._looked_up_at.append(now)
-        self._added.append(len(others) if keep else 0)
-        if keep:
+        if is_kept(len(inside), SLOTS, self._rng):
             self.pool.add(others, now, self._balls_wanted)

@@ -11,10 +11,10 @@ Pure. `now` in seconds is an argument.
 from __future__ import annotations
 
 import math
-from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 #: Lookups older than this no longer count: a training swarm changes within minutes.
 WINDOW_S = 120.0
@@ -47,10 +47,6 @@ def counted(nodes: int, observations: int = 0) -> Population:
     return Population(float(nodes), float(nodes), float(nodes), True, observations, float(nodes))
 
 
-#: Fills the row of a lookup that found fewer than k nodes.
-_NO_DISTANCE = math.inf
-
-
 class Estimator:
     """Pools the `k` smallest distances of each lookup, relative to the id space, in (0, 1]."""
 
@@ -59,27 +55,23 @@ class Estimator:
             raise ValueError(f"k = {k}: the estimator needs at least 3 nodes per lookup")
         self.k = k
         self.window_s = window_s
-        #: The lookups, the newest last: k distances of each in a row, 4 bytes each, and in another array the times. An
-        #: object for each lookup, with an array of its own, takes twice as much.
-        self._distances = array("f")
-        self._times = array("d")
+        #: The lookups, the newest last: when each ended, and its distances, closest first.
+        self._lookups: list[tuple[float, list[float]]] = []
 
     def observe(self, distances: Sequence[float], now: float) -> None:
         """One completed lookup of a uniformly random target. Fewer than `k` distances mean that these are all."""
-        nearest = sorted(distances)[: self.k]
-        self._distances.extend(nearest + [_NO_DISTANCE] * (self.k - len(nearest)))
-        self._times.append(now)
-        self._drop(len(self._times) - WINDOW_LOOKUPS)
+        self._lookups.append((now, sorted(distances)[: self.k]))
+        del self._lookups[:-WINDOW_LOOKUPS]
         self._drop_contradicted()
 
     def estimate(self, now: float) -> Population | None:
         """The estimate from the lookups in the window; None before the first."""
-        self._age(now)
-        if not self._times:
+        self._lookups = [(at, distances) for at, distances in self._lookups if now - at <= self.window_s]
+        if not self._lookups:
             return None
-        newest = self._row(len(self._times) - 1)
-        if newest[-1] == _NO_DISTANCE:
-            return counted(self.k - newest.count(_NO_DISTANCE), len(self._times))
+        newest = self._lookups[-1][1]
+        if len(newest) < self.k:
+            return counted(len(newest), len(self._lookups))
         full = self._since_last_short()
         lookups = len(full)
         total = sum(distances[-1] for distances in full)
@@ -87,18 +79,6 @@ class Estimator:
         estimate = max((lookups * self.k - 1) / total - (1 - 1 / lookups), float(self.k))
         low, high = _interval(estimate, total, lookups * self.k, self.k)
         return Population(estimate, low, high, False, lookups, zone_estimate(estimate, self.k, full))
-
-    def _age(self, now: float) -> None:
-        self._drop(next((old for old, at in enumerate(self._times) if now - at <= self.window_s), len(self._times)))
-
-    def _drop(self, oldest: int) -> None:
-        """Drop so many of the oldest lookups."""
-        if oldest > 0:
-            del self._times[:oldest]
-            del self._distances[: self.k * oldest]
-
-    def _row(self, number: int) -> array[float]:
-        return self._distances[self.k * number : self.k * (number + 1)]
 
     def _drop_contradicted(self) -> None:
         """Drop the lookups from before a change of the swarm.
@@ -115,18 +95,13 @@ class Estimator:
             old = sum(distances[-1] for distances in full[recent:]) / older
             deviation = math.sqrt((1 / recent + 1 / older) / self.k)
             if abs(math.log(new / old)) > CONTRADICTION * deviation:
-                self._drop(len(self._times) - recent)
+                del self._lookups[:-recent]
                 return
 
-    def _since_last_short(self) -> list[array[float]]:
+    def _since_last_short(self) -> list[list[float]]:
         """The distances of the lookups after the last one that found all, the newest first."""
-        full: list[array[float]] = []
-        for number in reversed(range(len(self._times))):
-            distances = self._row(number)
-            if distances[-1] == _NO_DISTANCE:
-                break
-            full.append(distances)
-        return full
+        newest_first = (distances for _, distances in reversed(self._lookups))
+        return list(takewhile(lambda distances: len(distances) == self.k, newest_first))
 
 
 def _interval(estimate: float, total: float, count: int, k: int) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from p2pnode.overlay.ids import ID_BYTES, relative_distance
+from p2pnode.overlay.ids import relative_distance
 
 #: Nodes expected in a ball. With k = 20 slots a ball overflows with probability 0.001 to 0.005.
 BALL_NODES = 10.0
@@ -49,12 +49,12 @@ class SamplePool:
 
     def __init__(self, age_s: float = POOL_AGE_S) -> None:
         self.age_s = age_s
-        #: When each was kept, and its ids, one after the other: a list of ids takes three times as much.
-        self._balls: list[tuple[float, bytes]] = []
+        #: When each was kept, and its ids.
+        self._balls: list[tuple[float, list[bytes]]] = []
 
     def add(self, inside: Iterable[bytes], now: float, max_balls: int) -> None:
         """Add the nodes of one kept ball, and drop the oldest ball when there are more than `max_balls`."""
-        self._balls.append((now, b"".join(inside)))
+        self._balls.append((now, list(inside)))
         del self._balls[: max(0, len(self._balls) - max_balls)]
 
     def expire(self, now: float) -> None:
@@ -64,9 +64,9 @@ class SamplePool:
 
     def discard(self, node_id: bytes) -> None:
         """Remove a node that is dead or has left."""
-        for number, (at, inside) in enumerate(self._balls):
+        for _, inside in self._balls:
             if node_id in inside:
-                self._balls[number] = at, b"".join(each for each in _ids(inside) if each != node_id)
+                inside.remove(node_id)
 
     def clear(self) -> None:
         self._balls.clear()
@@ -81,7 +81,7 @@ class SamplePool:
 
     def ids(self) -> list[bytes]:
         """The distinct ids, in the order they were found."""
-        return list(dict.fromkeys(node_id for _, inside in self._balls for node_id in _ids(inside)))
+        return list(dict.fromkeys(node_id for _, inside in self._balls for node_id in inside))
 
     def sample(self, count: int, allowed: Callable[[bytes], bool], rng: random.Random) -> list[bytes]:
         """At most `count` distinct allowed ids, uniform without replacement, each from another ball while there are
@@ -90,7 +90,7 @@ class SamplePool:
         If a draw from a ball is not allowed, that ball is not used again in the round. Otherwise the neighbours of that
         node would be drawn more often.
         """
-        rest = [_ids(inside) for _, inside in self._balls if inside]
+        rest = [list(inside) for _, inside in self._balls if inside]
         rng.shuffle(rest)
         drawn: dict[bytes, None] = {}
         while rest and len(drawn) < count:
@@ -104,10 +104,6 @@ class SamplePool:
                     drawn[candidate] = None
             rest = [inside for inside in rest if inside]
         return list(drawn)
-
-
-def _ids(joined: bytes) -> list[bytes]:
-    return [joined[at : at + ID_BYTES] for at in range(0, len(joined), ID_BYTES)]
 
 
 def draw_distinct(

@@ -107,9 +107,7 @@ def test_balls_found_by_real_lookups_are_exact_and_draws_through_them_are_unifor
 
     assert real.exact_balls == 1.0
     assert real.uniformity.p_value > 0.001
-    assert 1.5 < real.lookups_per_draw < 2.7
     assert 0 < real.lookups_per_second < 1.2
-    assert real.lookups_per_pooled_peer < 0.3
     assert real.oldest_s <= 125
 
 

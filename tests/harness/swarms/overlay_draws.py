@@ -141,6 +141,10 @@ def draw_naively(seed: int, nodes: int, draws: int) -> Uniformity:
     return judge([drawn[node_id] for node_id in node_ids])
 
 
+#: Lookups are counted for so long.
+COUNTED_S = 30.0
+
+
 @dataclass(frozen=True)
 class Real:
     """A swarm of real overlay code."""
@@ -148,8 +152,6 @@ class Real:
     exact_balls: float
     uniformity: Uniformity
     lookups_per_second: float
-    lookups_per_pooled_peer: float
-    lookups_per_draw: float
     oldest_s: float
     pool: float
 
@@ -161,7 +163,10 @@ def run_real(seed: int, nodes: int, lookups: int, draws: int, *, settle_s: float
         world = OverlayWorld(seed, recording=False)
         swarm = await world.raise_swarm(nodes, bootstraps=3)
         await asyncio.sleep(settle_s)
-        costs = [node.report().sampling for node in swarm]
+        before = [node.report().counters["lookups"] for node in swarm]
+        await asyncio.sleep(COUNTED_S)
+        reports = [node.report() for node in swarm]
+        lookups_made = [report.counters["lookups"] - lookups for report, lookups in zip(reports, before, strict=True)]
         rng = random.Random(f"{seed}/real")
         truth = _Truth([node.node_id for node in swarm])
         radius = ball_radius(nodes)
@@ -187,11 +192,9 @@ def run_real(seed: int, nodes: int, lookups: int, draws: int, *, settle_s: float
         return Real(
             exact / max(1, lookups),
             judge(list(counts.values()), BETA),
-            statistics.median(cost.lookups_per_second for cost in costs),
-            statistics.median(cost.lookups_per_pooled_peer for cost in costs),
-            statistics.median(cost.lookups_per_independent_draw for cost in costs),
-            max(cost.oldest_seconds for cost in costs),
-            statistics.median(cost.pool for cost in costs),
+            statistics.median(lookups_made) / COUNTED_S,
+            max(report.sampling.oldest_seconds for report in reports),
+            statistics.median(report.sampling.pool for report in reports),
         )
 
     return VirtualLoop().run(story())

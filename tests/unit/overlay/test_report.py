@@ -15,7 +15,7 @@ def test_the_counters_stand_beside_the_other_fields() -> None:
         contacts=2,
         suspects=0,
         lost=0,
-        sampling=SamplingReport(0, 0, None, 0.0, None, None, 0),
+        sampling=SamplingReport(0, 0, None),
         lookup=None,
         local_health=0,
         round_trip_ms=None,

@@ -11,7 +11,6 @@ import pytest
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.capacity import TOP_CLASS
-from p2pnode.overlay.discovery import candidates
 from p2pnode.overlay.discovery.candidates import LOOKUP_INTERVAL_S, Candidates
 from p2pnode.overlay.discovery.placement import rank
 from p2pnode.overlay.ids import distance
@@ -156,26 +155,18 @@ def test_a_node_that_fails_during_a_lookup_is_no_candidate_of_the_next_key() -> 
     play(story)
 
 
-def test_a_remembered_order_ends_with_a_change_of_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each key is ranked once until then, and only so many orders are kept."""
-    ranked: list[bytes] = []
-    monkeypatch.setattr(candidates, "rank", lambda key, *rest: ranked.append(key) or rank(key, *rest))
-    monkeypatch.setattr(candidates, "MAX_RANKINGS", 2)
+def test_the_order_follows_each_change_of_a_candidate() -> None:
+    """A new capacity class, and a candidate that is suspected."""
 
     async def story() -> None:
         world = World(OTHERS[:3])
-        for _ in range(3):
-            assert await world.of() == rank(KEY, [OWN, *OTHERS[:3]])
-        assert ranked == [KEY]
+        assert await world.of() == rank(KEY, [OWN, *OTHERS[:3]])
         world.peers.note_capacity(OTHERS[0], TOP_CLASS)
         fast = dict.fromkeys((OWN, *OTHERS[1:3]), 0) | {OTHERS[0]: TOP_CLASS}
         assert await world.of() == rank(KEY, fast, fast)
         world.suspects.append(OTHERS[1])
         del fast[OTHERS[1]]
-        assert await world.of() == await world.of() == rank(KEY, fast, fast)
-        assert ranked == [KEY] * 3
-        await world.candidates.of_all([bytes(20), KEY, bytes([1]) * 20])
-        assert list(world.candidates._rankings) == [KEY, bytes([1]) * 20]
+        assert await world.of() == rank(KEY, fast, fast)
 
     play(story)
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import gc
 import random
 import statistics
-import tracemalloc
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from p2pnode.overlay.discovery.population import CONTRADICTION, RECENT, WINDOW_LOOKUPS, Estimator
+from p2pnode.overlay.discovery.population import CONTRADICTION, RECENT, Estimator
 from p2pnode.overlay.ids import ID_SPACE
 from tests.harness.swarms.overlay_population import Errors, estimate_often, theoretical_spread
 
@@ -140,24 +138,6 @@ def test_fewer_than_k_answers_are_an_exact_count() -> None:
     assert many is not None
     assert (many.exact, many.observations) == (False, 1)
     assert many.estimate == pytest.approx(19 / 0.4)
-
-
-def test_a_full_window_takes_six_kilobytes() -> None:
-    """Four bytes for each distance: the seven digits that they keep are far more than the estimate has."""
-    rng = random.Random(8)
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        estimator = Estimator(K)
-        for number in range(WINDOW_LOOKUPS):
-            estimator.observe([rng.random() / 10 for _ in range(K)], float(number))
-        gc.collect()
-        held = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    print(f"{held} bytes")
-    assert len(estimator._times) == WINDOW_LOOKUPS
-    assert held < 7000
 
 
 def test_old_lookups_age_out() -> None:
