@@ -60,10 +60,16 @@ SAVE_S = 0.2
 RESCAN_S = 10.0
 #: Reports that wait for their answers at the same time.
 MAX_REPORTS = 8
-
-
 #: The tasks that this node holds, and how far they are trained, in the state directory.
 STATE_FILE = "dispatch.json"
+
+
+class SavedPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """`dispatch.json`: the tasks that this node holds of the queue `identity`."""
+
+    schema: int = 1
+    identity: bytes
+    tasks: list[SavedTask]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,7 @@ class RecordsService:
         self._trainer = trainer
         self._read_dataset = read_dataset
         self._clock = environment.clock
-        self._position = PositionFile(environment)
+        self._disk = environment.disk
         self._executor = environment.executor
         self._log = environment.log
         self._genesis = b""
@@ -153,7 +159,7 @@ class RecordsService:
                 while self._reports:
                     self._report_answered.clear()
                     await self._report_answered.wait()
-        await self._position.write(self._identity, self.held.saved())
+        await self._write_position()
 
     def facts(self) -> RecordsFacts:
         return RecordsFacts(
@@ -365,7 +371,7 @@ class RecordsService:
             self._avoid.clear()
             self._report_answered.set()
         first, self._identity = not self._identity, identity
-        saved = await self._position.read(identity) if first else []
+        saved = await self._read_position() if first else []
         known = [Held(one.task.task, one.task.attempt, one.trained) for one in saved]
         if not known:
             return
@@ -436,35 +442,18 @@ class RecordsService:
         while True:
             await self._wake_save.wait()
             self._wake_save.clear()
-            await self._position.write(self._identity, self.held.saved())
+            await self._write_position()
             await asyncio.sleep(SAVE_S)
 
-
-class SavedPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """`dispatch.json`: the tasks that this node holds of the queue `identity`."""
-
-    schema: int = 1
-    identity: bytes
-    tasks: list[SavedTask]
-
-
-class PositionFile:
-    """Reads and writes the file off the loop. A fault is logged and loses nothing but the position."""
-
-    def __init__(self, environment: Environment) -> None:
-        self._disk = environment.disk
-        self._executor = environment.executor
-        self._log = environment.log
-
-    async def write(self, identity: bytes, tasks: list[SavedTask]) -> None:
-        """Replace the file."""
-        position = msgspec.json.encode(SavedPosition(identity=identity, tasks=tasks))
+    async def _write_position(self) -> None:
+        """A fault is logged, and costs nothing but the position."""
+        position = msgspec.json.encode(SavedPosition(identity=self._identity, tasks=self.held.saved()))
         try:
             await self._executor.run(self._disk.write, STATE_FILE, position)
         except OSError as error:
             self._log.warning("dispatch_position_not_written", reason=str(error))
 
-    async def read(self, identity: bytes) -> list[SavedTask]:
+    async def _read_position(self) -> list[SavedTask]:
         """The tasks that an earlier start held of the same queue."""
         try:
             content = await self._executor.run(self._disk.read, STATE_FILE)
@@ -472,4 +461,4 @@ class PositionFile:
         except (OSError, msgspec.DecodeError) as error:
             self._log.warning("dispatch_position_not_read", reason=str(error))
             return []
-        return saved.tasks if saved is not None and saved.identity == identity else []
+        return saved.tasks if saved is not None and saved.identity == self._identity else []
