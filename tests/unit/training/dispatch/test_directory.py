@@ -1,4 +1,4 @@
-"""The record of who serves as master: kept, found, replaced, and refused when it is another's."""
+"""Who serves as master: its record is kept, found and replaced; requests to it are repeated, and follow it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,21 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.kademlia.messages import pack_contact
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import ReceivedResponse, RequestRejected, TransportError
+from p2pnode.training.dispatch.answers import ReportAnswer
+from p2pnode.training.dispatch.client import MasterClient
 from p2pnode.training.dispatch.directory import ASK_S, KEEPERS, RECORD_S, MasterDirectory, key_of
-from p2pnode.training.dispatch.messages import MASTER, MasterRecord, WhoServes, decode_who, encode
+from p2pnode.training.dispatch.messages import (
+    DISPATCH,
+    MASTER,
+    FinishTask,
+    MasterRecord,
+    ReportsTold,
+    TryAgain,
+    WhoServes,
+    decode_request,
+    decode_who,
+    encode,
+)
 from tests.harness.environment.simulated import VirtualClock, make_environment
 from tests.harness.environment.virtual_loop import run
 
@@ -22,6 +35,8 @@ GENESIS = b"g" * 16
 ME = Contact(b"m" * 20, Address("10.0.0.1", 8468))
 OTHERS = [Contact(bytes([number]) * 20, Address(f"10.0.1.{number}", 8468)) for number in range(1, 12)]
 ONE, TWO = OTHERS[:2]
+REQUEST = FinishTask(b"q", 3, 1)
+ACCEPTED = ReportsTold([ReportAnswer.ACCEPTED], None)
 
 
 def record(contact: Contact, epoch: int = 1, identity: bytes = b"") -> MasterRecord:
@@ -39,6 +54,9 @@ class Swarm:
         self.asked: list[tuple[bytes, WhoServes]] = []
         self.looked_up: list[bytes] = []
         self.handler: Any = None
+        #: What a node says to requests to the master, or "lost"; and who was sent which.
+        self.answers: dict[bytes, list[Any]] = {}
+        self.requests: list[tuple[bytes, Any]] = []
 
     def register(self, name: str, handler: Any, *, waits: bool = False) -> None:
         assert name == MASTER
@@ -52,13 +70,27 @@ class Swarm:
         return [OTHERS[0], ME, *OTHERS[1:]]
 
     @asynccontextmanager
-    async def request(self, to: Contact, name: str, payload: bytes, *, timeout_s: float) -> AsyncIterator[Any]:
+    async def request(
+        self, to: Contact, name: str, payload: bytes, body: Any = (), *, timeout_s: float
+    ) -> AsyncIterator[Any]:
+        if name == DISPATCH:
+            self.requests.append((to.node_id, decode_request(b"".join(body))))
+            answer = self.answers[to.node_id].pop(0)
+            if answer == "lost":
+                await asyncio.sleep(timeout_s)
+                raise TransportError("timeout", to.address, "was silent")
+            yield ReceivedResponse(b"", _body(encode(answer)))
+            return
         assert (name, timeout_s) == (MASTER, ASK_S)
         self.asked.append((to.node_id, decode_who(payload)))
         answer = self.knows[to.node_id]
         if answer is None:
             raise TransportError("timeout", to.address, "was silent")
         yield ReceivedResponse(answer if isinstance(answer, bytes) else encode(answer), None)  # type: ignore[arg-type]
+
+
+async def _body(message: bytes) -> AsyncIterator[bytes]:
+    yield message
 
 
 def with_directory(scenario: Callable[[Swarm, MasterDirectory, VirtualClock], Awaitable[None]]) -> None:
@@ -181,3 +213,60 @@ def test_a_node_announces_itself_alone() -> None:
         )
 
     with_directory(scenario)
+
+
+# -- requests to the master
+
+
+def with_client(scenario: Callable[[Swarm, MasterClient, MasterDirectory], Awaitable[None]]) -> None:
+    async def main() -> None:
+        swarm, environment = Swarm(), make_environment()
+        directory = MasterDirectory(swarm, environment)  # type: ignore[arg-type]
+        await scenario(swarm, MasterClient(swarm, directory, environment), directory)  # type: ignore[arg-type]
+
+    run(main())
+
+
+def test_a_request_whose_answer_is_lost_is_sent_again_as_it_was() -> None:
+    """Until there is an answer; meanwhile `trouble` says since when and why."""
+
+    async def scenario(swarm: Swarm, client: MasterClient, _: MasterDirectory) -> None:
+        swarm.knows[TWO.node_id] = WhoServes(record(ONE, 1))
+        swarm.answers[ONE.node_id] = ["lost", "lost", ACCEPTED]
+        asking = asyncio.create_task(client.ask(GENESIS, REQUEST, ReportsTold))
+        await asyncio.sleep(6.0)
+        assert client.trouble is not None
+        assert "was silent" in client.trouble.reason
+        assert await asking == ACCEPTED
+        assert swarm.requests == [(ONE.node_id, REQUEST)] * 3
+        assert (client.trouble, client.master) == (None, ONE.node_id)
+
+    with_client(scenario)
+
+
+def test_a_node_that_does_not_serve_names_the_one_that_does() -> None:
+    """The request goes there at once; a record with an older epoch is not followed."""
+
+    async def scenario(swarm: Swarm, client: MasterClient, _: MasterDirectory) -> None:
+        swarm.knows[ONE.node_id] = WhoServes(record(ONE, 4))
+        swarm.answers[ONE.node_id] = [TryAgain("not now", record(TWO, 3)), TryAgain("no more", record(TWO, 5))]
+        swarm.answers[TWO.node_id] = [ACCEPTED]
+        assert await client.ask(GENESIS, REQUEST, ReportsTold) == ACCEPTED
+        assert [node for node, _ in swarm.requests] == [one.node_id for one in (ONE, ONE, TWO)]
+
+    with_client(scenario)
+
+
+def test_a_new_master_ends_the_wait() -> None:
+    """Its record wakes a client that waits, whatever its backoff."""
+
+    async def scenario(swarm: Swarm, client: MasterClient, directory: MasterDirectory) -> None:
+        asking = asyncio.create_task(client.ask(GENESIS, REQUEST, ReportsTold))
+        await asyncio.sleep(30.0)
+        swarm.answers[TWO.node_id] = [ACCEPTED]
+        began = asyncio.get_running_loop().time()
+        directory.note(record(TWO, 1))
+        await asking
+        assert asyncio.get_running_loop().time() - began < 0.1
+
+    with_client(scenario)
