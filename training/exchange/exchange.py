@@ -54,6 +54,9 @@ from p2pnode.training.values.client import SwarmValues
 #: Under relaxed barriers a pull ends when nothing has moved for this long; shards that were not received keep their
 #: older values.
 RELAXED_PULL_S = 5.0
+#: A founder publishes the initial values of a model that is no larger: they cost it as much memory as the model, and a
+#: node that stays alone has no use of them.
+PUBLISHED_AT_START = 1 << 27
 #: Under bsp it waits through this long a silence, which is enough to replace a failed owner.
 DETECTION_BOUND_S = 10.0
 
@@ -332,7 +335,7 @@ class Exchange:
             self.store.own(shard, state, term, me, now, by_handover=False)
             if not self.store.holds_values:
                 self.replica.set_version(shard, term, version)
-                if not (version or self._is_alone):
+                if not (version or self._is_alone) and self.replica.vector.size <= PUBLISHED_AT_START:
                     await self.publisher.begin_run(self._genesis, shard, self.store.owned[shard])
             founded += 1
         return founded
