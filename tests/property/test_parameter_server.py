@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from p2pnode.training.dispatch.answers import QueueRules
-from p2pnode.training.engines.server.acceptance import Commit, Contribution, Policy, Quota, updates_of
+from p2pnode.training.engines.server.acceptance import Commit, Contribution, Quota, updates_of
 from p2pnode.training.engines.server.core import ServerCore, ServerRecord
 from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.pulling import not_yet_applied
@@ -47,7 +47,7 @@ class SynchronousSgd(RuleBasedStateMachine):
     def begin(self, grads: int, tolerance: int, limit: int) -> None:
         self.grads, self.tolerance, self.limit = grads, tolerance, limit
         self.now = 0.0
-        self.policy: Policy = Quota(grads, tolerance)
+        self.policy = Quota(grads, tolerance)
         self.core = self.new_core(ServerRecord())
         self.record = self.core.record()
         self.workers = {name: Worker() for name in WORKERS}

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -62,45 +62,28 @@ class Commit:
     weight: float = 1.0
 
 
-class Policy(Protocol):
-    """One policy with its buffer of accepted contributions."""
-
-    def judge(self, contribution: Contribution, version: int) -> Verdict:
-        """Whether it counts; it is in the buffer then."""
-        ...
-
-    def due(self, version: int, open_steps: Sequence[int], lowest: int) -> Commit | None:
-        """The next commit, which leaves the buffer. `open_steps` are those of the tasks that are not done, `lowest` the
-        step that all live workers have completed."""
-        ...
-
-    def commit_of(self, contributions: Sequence[Contribution], version: int, places: Sequence[int] = ()) -> Commit:
-        """These as one commit on top of `version`. `places`: where they were in the commit of a former server, which
-        may have had others beside them."""
-        ...
-
-
 class EachAtOnce:
-    """Asynchronous: what has come in since the last commit is one commit."""
+    """Asynchronous, and the base of the others: what has come in since the last commit is one commit."""
 
     def __init__(self) -> None:
         self._held: list[Contribution] = []
 
     def judge(self, contribution: Contribution, version: int) -> Verdict:  # noqa: ARG002
+        """Whether it counts; it is in the buffer then."""
         self._held.append(contribution)
         return "accepted"
 
     def due(self, version: int, open_steps: Sequence[int], lowest: int) -> Commit | None:  # noqa: ARG002
-        held = self._drop()
+        """The next commit, which leaves the buffer. `open_steps` are those of the tasks that are not done, `lowest` the
+        step that all live workers have completed."""
+        held, self._held = self._held, []
         return self.commit_of(held, version) if held else None
 
     def commit_of(self, contributions: Sequence[Contribution], version: int, places: Sequence[int] = ()) -> Commit:
+        """These as one commit on top of `version`. `places`: where they were in the commit of a former server, which
+        may have had others beside them."""
         stamps = tuple(version + place + 1 for place in places or range(len(contributions)))
         return Commit(max(stamps), tuple(contributions), stamps)
-
-    def _drop(self) -> list[Contribution]:
-        held, self._held = self._held, []
-        return held
 
 
 class WholeStep(EachAtOnce):
@@ -117,10 +100,11 @@ class WholeStep(EachAtOnce):
         return self.commit_of(ready, version)
 
 
-class Quota:
+class Quota(EachAtOnce):
     """Version-checked synchronous SGD."""
 
     def __init__(self, grads_to_wait: int, version_tolerance: int = 0) -> None:
+        super().__init__()
         if grads_to_wait < 1 or version_tolerance < 0:
             raise ValueError(
                 f"grads_to_wait must be 1 or more and version_tolerance 0 or more, not {grads_to_wait} and "
@@ -128,27 +112,21 @@ class Quota:
             )
         self.grads_to_wait = grads_to_wait
         self.version_tolerance = version_tolerance
-        self._held: list[Contribution] = []
 
     def judge(self, contribution: Contribution, version: int) -> Verdict:
         if not version - self.version_tolerance <= contribution.version <= version:
             return "stale"
         if len(self._held) >= self.grads_to_wait or any(one.worker == contribution.worker for one in self._held):
             return "waits"  # the quota is full, or its worker is in it: the quota counts workers
-        self._held.append(contribution)
-        return "accepted"
+        return super().judge(contribution, version)
 
-    def due(self, version: int, open_steps: Sequence[int], lowest: int) -> Commit | None:  # noqa: ARG002
-        return self.commit_of(self._drop(), version) if len(self._held) >= self.grads_to_wait else None
+    def due(self, version: int, open_steps: Sequence[int], lowest: int) -> Commit | None:
+        return super().due(version, open_steps, lowest) if len(self._held) >= self.grads_to_wait else None
 
     def commit_of(self, contributions: Sequence[Contribution], version: int, places: Sequence[int] = ()) -> Commit:
         del places  # one update: all have the same timestamp
         stamps = (version + 1,) * len(contributions)
         return Commit(version + 1, tuple(contributions), stamps, 1.0 / self.grads_to_wait)
-
-    def _drop(self) -> list[Contribution]:
-        held, self._held = self._held, []
-        return held
 
 
 class NotWeighable(TypeError):

@@ -24,7 +24,7 @@ import msgspec
 
 from p2pnode.training.barriers.predicates import Barrier
 from p2pnode.training.dispatch.answers import QueueRules
-from p2pnode.training.engines.server.acceptance import Commit, Contribution, Policy
+from p2pnode.training.engines.server.acceptance import Commit, Contribution, EachAtOnce
 from p2pnode.training.engines.server.gate import OwnBarrier, StepGate
 from p2pnode.training.engines.server.tasks import LeasedTask, TaskLeases
 from p2pnode.training.trainer_link.engine_messages import TaskCounts
@@ -125,7 +125,7 @@ class ServerCore:
     def __init__(
         self,
         barrier: Barrier,
-        policy: Policy,
+        policy: EachAtOnce,
         rules: QueueRules,
         rng: random.Random,
         record: ServerRecord,

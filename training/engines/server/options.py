@@ -9,7 +9,7 @@ import msgspec
 
 from p2pnode.training.barriers.predicates import Barrier, make_barrier
 from p2pnode.training.dispatch.answers import QueueRules
-from p2pnode.training.engines.server.acceptance import EachAtOnce, Policy, Quota, WholeStep
+from p2pnode.training.engines.server.acceptance import EachAtOnce, Quota, WholeStep
 from p2pnode.training.settings import BarrierSettings
 
 BarrierName = Literal["bsp", "ssp", "asp", "pbsp", "pssp"]
@@ -56,7 +56,7 @@ class ServerOptions:
     def make_barrier(self) -> Barrier:
         return make_barrier(BarrierSettings(method=self.barrier, staleness=self.staleness, sample=self.sample))
 
-    def make_policy(self) -> Policy:
+    def make_policy(self) -> EachAtOnce:
         if self.grads_to_wait:
             return Quota(self.grads_to_wait, self.version_tolerance)
         return WholeStep() if self.barrier == "bsp" else EachAtOnce()

@@ -212,10 +212,9 @@ class Serving:
         await self._answer_parked()
 
     def _give_up(self) -> None:
-        for given_up in self.core.leases.given_up:
-            lease = given_up.lease
+        for lease, reason in self.core.leases.given_up:
             keys = [key for key, _ in lease.work]
-            raise RunFailed(Failure("push", keys, lease.worker.hex(), lease.step, given_up.reason))
+            raise RunFailed(Failure("push", keys, lease.worker.hex(), lease.step, reason))
 
     async def _look(self) -> None:
         """Take leave of workers whose node is gone, or that did not ask for long. Raises `ServerReplaced`."""

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from p2pnode.training.engines.server.acceptance import Commit, Contribution, Policy
+from p2pnode.training.engines.server.acceptance import Commit, Contribution, EachAtOnce
 from p2pnode.training.engines.server.core import Pending, ServerRecord, WorkerProgress
 
 
@@ -68,7 +68,7 @@ class Takeover:
         """A worker is dead."""
         self._lost += self._awaited.pop(worker, [])
 
-    def commit(self, policy: Policy) -> Commit | None:
+    def commit(self, policy: EachAtOnce) -> Commit | None:
         """What has to be made again, when it is settled; None: nothing."""
         if self._was_made or not self._again:
             return None

@@ -41,21 +41,14 @@ class LeasedTask(Generic[Work]):
     refusals: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class GivenUp(Generic[Work]):
-    """A task that was given up, and why."""
-
-    lease: LeasedTask[Work]
-    reason: str
-
-
 class TaskLeases(Generic[Work]):
     """All open tasks. A worker has one at most. `first_task` is the lowest number of a task made here."""
 
     def __init__(self, rules: QueueRules, first_task: int = 1) -> None:
         self.rules = rules
         self.issued = self.done = self.again = 0
-        self.given_up: list[GivenUp[Work]] = []
+        #: Tasks that were given up, and why.
+        self.given_up: list[tuple[LeasedTask[Work], str]] = []
         self._next = first_task
         self._open: dict[int, LeasedTask[Work]] = {}
         self._of: dict[bytes, int] = {}
@@ -201,7 +194,7 @@ class TaskLeases(Generic[Work]):
         self._open[task] = ended
         if ended.errors > self.rules.max_failures or ended.losses > self.rules.max_losses:
             self._close(task)
-            self.given_up.append(GivenUp(lease, reason))
+            self.given_up.append((lease, reason))
         else:
             self._orphans[task] = None
 

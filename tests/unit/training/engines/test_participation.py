@@ -57,21 +57,6 @@ def part_of(swarm: Swarm, log: ListLog | None = None, **settings: Any) -> tuple[
     return Participation(swarm, waiter, training, progress, VirtualClock(), log), progress, waits  # type: ignore[arg-type]
 
 
-def test_nobody_waits_for_a_script_before_it_begins() -> None:
-    """It is announced as paused, then as ready, then as training."""
-
-    async def scenario() -> None:
-        swarm = Swarm()
-        part, _, waits = part_of(swarm, min_nodes=1)
-        assert await part.begin() == 0
-        assert [one["activity"] for one in swarm.told] == [Activity.PAUSED, Activity.READY, Activity.TRAINING]
-        assert waits == ["begin"]
-        part.abandon()
-        assert swarm.told[-1] == {"activity": Activity.PAUSED}
-
-    run(scenario())
-
-
 @pytest.mark.parametrize(("steps", "begins"), [([7], 7), ([3, 9], 9), ([1, 5, 9], 5), ([], 0)])
 def test_one_that_comes_late_begins_at_the_median_of_those_at_work(steps: list[int], begins: int) -> None:
     """Those that have finished or wait do not count; its own count never falls."""
@@ -82,26 +67,6 @@ def test_one_that_comes_late_begins_at_the_median_of_those_at_work(steps: list[i
         assert await part.begin() == begins
         progress.step = 50
         assert await part.begin() == 50
-
-    run(scenario())
-
-
-def test_it_begins_when_enough_nodes_are_there() -> None:
-    """Those that are ready, at work or finished; a paused one is not. The wait is shown, and logged once."""
-
-    async def scenario() -> None:
-        log = ListLog([])
-        swarm = Swarm(peer(Activity.PAUSED), peer(Activity.FINISHED))
-        part, _, _ = part_of(swarm, log, min_nodes=3)
-        beginning = asyncio.create_task(part.begin())
-        await asyncio.sleep(10.0)
-        assert part.waits_for_nodes
-        assert not beginning.done()
-        assert [one.fields for one in log.of("waiting_for_nodes")] == [{"have": 2, "need": 3}]
-        swarm.peers[0] = peer(Activity.READY)
-        await asyncio.sleep(2 * POLL_INTERVAL_S)
-        assert beginning.done()
-        assert not part.waits_for_nodes
 
     run(scenario())
 

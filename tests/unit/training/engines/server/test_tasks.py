@@ -62,7 +62,7 @@ def test_a_task_that_fails_too_often_is_given_up():
     tasks.fail(b"b", lease.task, 2, "the former holder")
     assert len(tasks) == 1
     tasks.fail(b"c", lease.task, 3, "bang again")
-    assert [(one.lease.worker, one.reason) for one in tasks.given_up] == [(b"c", "bang again")]
+    assert [(given_up.worker, reason) for given_up, reason in tasks.given_up] == [(b"c", "bang again")]
     assert len(tasks) == 0
     lost = tasks.issue(b"a", 3, "x", 0.0)
     for worker in (b"a", b"b", b"c"):
