@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from p2pnode.training.trainer_link.interface import LeaderStep, MergeOrder
+from p2pnode.training.trainer_link.interface import MergeOrder
 
 Backend = Literal["nccl", "gloo"]
 
@@ -35,7 +35,7 @@ class DeviceGroups:
         self._numbers = itertools.count(1)
         self._number = 0
 
-    def orders(self, weights: Mapping[int, float], lead: LeaderStep | None = None) -> dict[int, MergeOrder]:
+    def orders(self, weights: Mapping[int, float]) -> dict[int, MergeOrder]:
         """What the trainers with these weights, two at least, are told; the first writes the mean."""
         members = tuple(sorted(weights))
         if members != self._members:
@@ -50,7 +50,6 @@ class DeviceGroups:
                 weight=weights[index],
                 writes=index == members[0],
                 timeout_s=self._timeout_s,
-                lead=lead,
             )
             for index in members
         }
@@ -59,6 +58,6 @@ class DeviceGroups:
         """The next merge is one of a new group."""
         self._members = ()
 
-    def alone(self, index: int, lead: LeaderStep | None = None) -> MergeOrder:
-        """What a trainer is told that is to write its own delta; with `lead` the position that it has reached."""
-        return MergeOrder(index=index, members=(index,), group=0, place="", backend=self._backend, lead=lead)
+    def alone(self, index: int) -> MergeOrder:
+        """What a trainer is told that is to write its own delta."""
+        return MergeOrder(index=index, members=(index,), group=0, place="", backend=self._backend)

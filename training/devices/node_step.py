@@ -21,7 +21,6 @@ from p2pnode.training.devices.positions import AveragePositions, LeaderPositions
 from p2pnode.training.devices.turn import CycleRun
 from p2pnode.training.settings import DevicesSettings
 from p2pnode.training.trainer_link.interface import (
-    LeaderStep,
     MergeOrder,
     StepOrder,
     StepReport,
@@ -70,7 +69,7 @@ class NodeStep:
         self._groups = parts.groups
         #: What trainers were told, until it was seen how that ended.
         self._merging: dict[int, asyncio.Task[bool]] = {}
-        #: Those that were in the last merge, and go on from where they stand; with averages in this step only.
+        #: Those that were in the last merge of this step, and go on from where they stand.
         self._merged: set[int] = set()
         self._settings = settings
         self._period = period
@@ -92,8 +91,7 @@ class NodeStep:
         `float32[total]`. `first`: the device whose trainer is the node's first."""
         began_s = self._clock.monotonic()
         run = self._executor.run
-        if not self._keeps_places:
-            self._merged.clear()
+        self._merged.clear()
         await run(self.positions.begin, carried, self._shared)
         cycles = max(1, order.local_steps // self._period)
         reports: list[StepReport] = []
@@ -112,22 +110,13 @@ class NodeStep:
         await run(self.positions.delta, way)
         return combined(order.step, reports, self._clock.monotonic() - began_s)
 
-    @property
-    def _keeps_places(self) -> bool:
-        """Whether trainers know their positions on their devices: those that make leader steps among themselves."""
-        return self._groups is not None and isinstance(self.positions, LeaderPositions)
-
     def _orders(self, order: StepOrder, cycle: int, first: int) -> dict[int, StepOrder]:
         """What each device would be ordered to do in this cycle, the number of which counts from 0."""
         settings, count, positions = self._settings, len(self._devices), self.positions
         local_pull = global_pull = 0.0
         if isinstance(positions, LeaderPositions):
-            local_pull = settings.pull / self._period
+            local_pull = settings.pull / self._period if positions.has_local else 0.0
             global_pull = settings.pull / order.local_steps if positions.has_global else 0.0
-        # Those in the last merge have the leader's values on their devices; the others may find them in memory.
-        is_shown = isinstance(positions, LeaderPositions) and positions.has_local
-        have_leader = self._merged if positions.leader is not None else set[int]()
-        stays = self._merged if cycle or not self._keeps_places else set[int]()
         return {
             index: StepOrder(
                 step=order.step,
@@ -135,17 +124,15 @@ class NodeStep:
                 workers=order.workers * count,
                 is_first=order.is_first and index == first,
                 node_index=order.node_index * count + index,
-                at_delta=positions.is_elsewhere and index not in stays,
+                at_delta=positions.is_elsewhere and index not in self._merged,
                 known_step=order.known_step,
                 asks=True,
                 done=cycle * self._period,
-                local_pull=local_pull if is_shown or index in have_leader else 0.0,
+                local_pull=local_pull,
                 global_pull=global_pull,
                 loss_window=LOSS_WINDOW if isinstance(positions, LeaderPositions) else 0,
                 keeps_delta=self._groups is not None,
-                continues=index in stays,
-                keeps_place=self._keeps_places,
-                keeps_distance=index in self._merged and index not in stays,
+                continues=index in self._merged,
             )
             for index in range(count)
         }
@@ -178,9 +165,6 @@ class NodeStep:
             if not reports:
                 raise self._no_device()
             finite = reports  # The owners refuse it, and the step loop says so.
-        if self._groups is not None and isinstance(positions, LeaderPositions):
-            await self._lead(self._groups, positions, finite, is_last=is_last)
-            return [*finite.values(), *late.values()]
         trained = finite if self._groups is None else await self._merge(self._groups, finite)
         if not trained:
             raise self._no_device()
@@ -201,29 +185,12 @@ class NodeStep:
         await self._write_own(reports)
         return reports
 
-    async def _lead(
-        self, groups: DeviceGroups, positions: LeaderPositions, reports: dict[int, StepReport], *, is_last: bool
-    ) -> None:
-        """The leader step of these trainers among themselves. Where that fails each writes where it stands, the step is
-        made in shared memory, and all begin anew from there; those that cannot write are removed from the reports."""
-        step, run = positions.step(reports, is_last=is_last), self._executor.run
-        if await self._have_merged(groups, reports, step):
-            await run(positions.merged, reports, step, self._devices[min(reports)].trainer.delta)
-            return
-        await self._write_own(reports, step)
-        if not reports:
-            raise self._no_device()
-        places = {index: self._devices[index].trainer.delta for index in reports}
-        await run(partial(positions.combine_places, reports, places, is_last=is_last))
-
-    async def _have_merged(
-        self, groups: DeviceGroups, reports: dict[int, StepReport], step: LeaderStep | None = None
-    ) -> bool:
+    async def _have_merged(self, groups: DeviceGroups, reports: dict[int, StepReport]) -> bool:
         """Whether all of these trainers, two at least, have merged what they keep."""
         self._merged.clear()
         if len(reports) == 1:
             return False
-        done = await self._told(groups.orders(weights_of(reports), step))
+        done = await self._told(groups.orders(weights_of(reports)))
         if len(done) == len(reports):
             self._merged |= reports.keys()
             return True
@@ -232,11 +199,10 @@ class NodeStep:
         self._log.warning("devices_not_merged", lacking=lacking, effect="this once in shared memory")
         return False
 
-    async def _write_own(self, reports: dict[int, StepReport], step: LeaderStep | None = None) -> None:
-        """Have these trainers write the deltas that they keep, or in a leader step where they stand; those that cannot
-        are removed from the reports."""
+    async def _write_own(self, reports: dict[int, StepReport]) -> None:
+        """Have these trainers write the deltas that they keep; those that cannot are removed from the reports."""
         assert self._groups is not None
-        written = await self._told({index: self._groups.alone(index, step) for index in reports})
+        written = await self._told({index: self._groups.alone(index) for index in reports})
         for index in reports.keys() - written:
             del reports[index]
 

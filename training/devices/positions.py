@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from p2pnode.training.devices.arithmetic import leader_of, pull, weighted_mean, weights_of
-from p2pnode.training.trainer_link.interface import LeaderStep, StepReport, Vector
+from p2pnode.training.trainer_link.interface import StepReport, Vector
 
 
 class AveragePositions:
@@ -119,42 +119,11 @@ class LeaderPositions:
         """The values of this node's leader; None before there is one."""
         return self._local if self.has_local else None
 
-    def step(self, reports: Mapping[int, StepReport], *, is_last: bool) -> LeaderStep:
-        """The distributed step of these trainers, for those that make it among themselves."""
-        return LeaderStep(
-            leader_of({index: report.recent_loss for index, report in reports.items()}),
-            self._c1,
-            self._c2 if is_last and self.has_global else 0.0,
-            shows=self._whole is not None,
-        )
-
-    def merged(self, reports: Mapping[int, StepReport], step: LeaderStep, mean: Vector) -> None:
-        """These trainers have made that step among themselves: they know where they stand, and `mean` is the mean of
-        it. Where one leads that `shows`, the memory has its values."""
-        for index in reports:
-            self._starts.pop(index, None)
-        self._mean[:] = mean
-        self.leader = step.leader
-        if step.leader is not None:
-            self.leader_loss = reports[step.leader].recent_loss
-            self.has_local = step.shows
-
-    def combine_places(
-        self, reports: Mapping[int, StepReport], places: Mapping[int, Vector], *, is_last: bool = True
-    ) -> None:
-        """As `combine`, of the positions that these trainers have reached."""
-        for index in reports:
-            self._starts[index] = places[index].copy()
-        self._lead(reports, is_last=is_last)
-
     def combine(self, reports: Mapping[int, StepReport], deltas: Mapping[int, Vector], *, is_last: bool = True) -> None:
         """The distributed step: the positions reached, the mean of them, and the pull to the leader. In the last one of
         the swarm's step follows the pull to the swarm's leader."""
         for index in reports:
             self._starts[index] = self.start(index) + deltas[index]
-        self._lead(reports, is_last=is_last)
-
-    def _lead(self, reports: Mapping[int, StepReport], *, is_last: bool) -> None:
         self.leader = leader_of({index: report.recent_loss for index, report in reports.items()})
         if self.leader is not None:
             self.leader_loss = reports[self.leader].recent_loss

@@ -81,7 +81,7 @@ def _groups(
     training: TrainingSettings, devices: DevicesSettings, names: list[str], state_dir: Path
 ) -> DeviceGroups | None:
     backend = backend_of(devices.merge, names)
-    if backend is None:
+    if backend is None or devices.step == "leader":
         return None
     folder = state_dir / FURTHER
     # Files of groups of an earlier process, whose numbers come again.

@@ -4,10 +4,6 @@ A trainer reports, and keeps its delta on its device. The daemon then tells thos
 sums the weighted deltas, one trainer writes the mean into shared memory, and all go on from it without loading it. So a
 trainer that died or hung before the merge is in no group. One that ends inside of it ends the merge of the others. They
 still have their deltas: a merge of a single member writes its own delta, as without a group.
-
-In a leader step (`training.devices.positions` has its rules) each trainer has a position of its own on its device,
-relative to the vector with which the step of the swarm began. The leader broadcasts its position, every member goes its
-share of the way there, and the weighted sum of the positions is their mean.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ import torch
 from torch import Tensor
 
 from p2pnode.training.trainer.vector import ModelVector
-from p2pnode.training.trainer_link.interface import LeaderStep, MergeOrder, StepOrder, Vector
+from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder, Vector
 
 
 class DeviceMerge:
@@ -34,52 +30,18 @@ class DeviceMerge:
         self._number = -1
         #: What the group has come to: the mean of the last merge.
         self._mean: Tensor | None = None
-        #: What leader steps use: the values of the leaders in shared memory, those of the node's leader on the device,
-        #: the vector, the position where the turn began, and that after the last merge. `float32[total]` each.
-        self._shown: tuple[Vector, ...] = ()
-        self._leader: Tensor | None = None
-        self._vector: Tensor | None = None
-        self._start: Tensor | None = None
-        self._reached: Tensor | None = None
-
-    def follow(self, leaders: tuple[Vector, ...]) -> None:
-        """The shared memory of the leaders' values: of the node's and, where there is one, of the swarm's."""
-        self._shown = leaders
-
-    @property
-    def leader(self) -> Tensor | None:
-        """The values of the node's leader on the model's device; None: they are in shared memory, if anywhere."""
-        return self._leader
 
     @torch.no_grad()
     def load(self, order: StepOrder | None, vector: Vector, delta: Vector) -> None:
         """Load what a turn begins with: where the group's last merge ended, or the vector, or what the order says of
-        `delta`. In a leader step of a group it is this trainer's position."""
+        `delta`."""
         if order is not None and order.at_delta:
-            self._load_at(order, vector, delta)
-            return
-        if order is not None and order.continues and self._reached is not None and self._vector is not None:
-            self._start = self._reached
-            self._model_vector.load_at(self._vector, self._start)
-            return
-        if order is not None and order.continues and self._mean is not None:
+            self._model_vector.load_at_delta(vector, delta)
+        elif order is not None and order.continues and self._mean is not None:
             self._model_vector.go_on(self._mean)
         else:
             self._model_vector.load(vector)
         self._mean = None
-
-    def _load_at(self, order: StepOrder, vector: Vector, delta: Vector) -> None:
-        if not order.keeps_place:
-            self._model_vector.load_at_delta(vector, delta)
-            return
-        self._vector, self._start = self._model_vector.on_device(vector), self._model_vector.on_device(delta)
-        if order.keeps_distance and self._reached is not None and self._mean is not None:
-            self._start += self._reached - self._mean
-        else:  # This trainer was not in the last leader step.
-            self._leader = self._mean = self._reached = None
-        if not bool(torch.isfinite(self._start).all()):
-            self._start.zero_()
-        self._model_vector.load_at(self._vector, self._start)
 
     def report(self, order: StepOrder | None, delta: Vector) -> bool:
         """Write the delta of the turn, or keep it for the merge; whether it is finite, as far as that was looked at."""
@@ -92,43 +54,21 @@ class DeviceMerge:
     def merge(self, order: MergeOrder, delta: Vector) -> bool:
         """Merge the deltas of the members. False: the group has failed, and every delta is as it was."""
         kept = self._model_vector.kept
-        position = kept if order.lead is None or self._start is None else self._start + kept
         if len(order.members) == 1:
-            torch.from_numpy(delta).copy_(position)
+            torch.from_numpy(delta).copy_(kept)
             return True
-        leader: Tensor | None = None
         try:
             self._open(order)
-            if order.lead is not None:
-                leader = self._led(order, order.lead, position)
-            mean = position * order.weight
+            mean = kept * order.weight
             self._sum(order, mean)
         except (RuntimeError, OSError, ValueError):  # what torch.distributed raises for members that are gone
             self._close()
             return False
-        # The delta and the start are kept, in case that another member has not come so far.
+        # The delta is kept, in case that another member has not come so far.
         self._mean = mean
-        if order.lead is not None:
-            self._reached = position
-        if leader is not None and order.lead is not None and self._vector is not None:
-            self._leader = leader.add_(self._vector)
-            if order.lead.shows and order.index == order.lead.leader:
-                torch.from_numpy(self._shown[0]).copy_(self._leader)
         if order.writes:
             torch.from_numpy(delta).copy_(mean)
         return True
-
-    def _led(self, order: MergeOrder, lead: LeaderStep, position: Tensor) -> Tensor | None:
-        """Move this trainer's position to those of the leaders; that of the node's leader, where one leads."""
-        ahead = None
-        if lead.leader is not None:
-            ahead = position.clone()
-            self._broadcast(order, ahead, order.members.index(lead.leader))
-            position += lead.c1 * (ahead - position)
-        if lead.c2 and self._vector is not None:
-            whole = self._model_vector.on_device(self._shown[1]) - self._vector
-            position += lead.c2 * (whole - position)
-        return ahead
 
     def _open(self, order: MergeOrder) -> None:
         if order.group != self._number:
@@ -140,11 +80,6 @@ class DeviceMerge:
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM
         self._wait(order, self._group.allreduce([values], options), values)
-
-    def _broadcast(self, order: MergeOrder, values: Tensor, rank: int) -> None:
-        options = _distributed().BroadcastOptions()
-        options.rootRank = rank
-        self._wait(order, self._group.broadcast([values], options), values)
 
     @staticmethod
     def _wait(order: MergeOrder, work: Any, values: Tensor) -> None:

@@ -54,15 +54,11 @@ class LeaderPulls:
         self._pulls: list[tuple[list[Tensor], float]] = []
 
     @torch.no_grad()
-    def begin(self, order: StepOrder, leader: Tensor | None = None) -> None:
-        """A turn begins: copy what it is pulled to, to the model's device where that is another one. `leader`: the
-        values of the node's leader where they are there already."""
+    def begin(self, order: StepOrder) -> None:
+        """A turn begins: copy what it is pulled to, to the model's device where that is another one."""
         self._pulls = []
-        vectors: list[Vector | Tensor] = [*self._vectors]
-        if leader is not None:
-            vectors[:1] = [leader]
         # The swarm's leader first.
-        for vector, share in list(zip(vectors, (order.local_pull, order.global_pull), strict=False))[::-1]:
+        for vector, share in list(zip(self._vectors, (order.local_pull, order.global_pull), strict=False))[::-1]:
             if share:
                 self._pulls.append((self._model_vector.parts_of(vector), share))
 
@@ -93,7 +89,6 @@ class DeviceTurns:
     def follow(self, leaders: tuple[Vector, ...]) -> None:
         """The values to which turns may pull the model."""
         self._leaders = LeaderPulls(self._model_vector, leaders)
-        self._merge.follow(leaders)
 
     def ordered(self, order: StepOrder) -> None:
         """The daemon has ordered this turn."""
@@ -129,7 +124,7 @@ class DeviceTurns:
     def begin(self) -> None:
         """The weights of the turn are loaded."""
         if self._order is not None:
-            self._leaders.begin(self._order, self._merge.leader)
+            self._leaders.begin(self._order)
 
     @property
     def moves(self) -> bool:

@@ -135,10 +135,9 @@ class ModelVector:
     def _views(self, flat: Tensor) -> list[Tensor]:
         return [flat[entry.offset : entry.offset + entry.size].view(entry.shape) for entry in self.layout.entries]
 
-    def parts_of(self, vector: Vector | Tensor) -> list[Tensor]:
+    def parts_of(self, vector: Vector) -> list[Tensor]:
         """`float32[total]` in parts like the tensors, on the device of the model."""
-        flat = vector if isinstance(vector, Tensor) else torch.from_numpy(vector)
-        return self._views(flat.to(self._base.device))
+        return self._views(torch.from_numpy(vector).to(self._base.device))
 
     @torch.no_grad()
     def read(self, into: Vector) -> None:
@@ -252,17 +251,6 @@ class ModelVector:
         """Begin at the last base plus `by`, `float32[total]` on its device."""
         self._base.add_(by)
         self.load_base()
-
-    @torch.no_grad()
-    def load_at(self, vector: Tensor, position: Tensor) -> None:
-        """As `load_at_delta`, of what is on the model's device already, both `float32[total]`."""
-        self._ahead = self._views(position)
-        torch.add(vector, position, out=self._base)
-        self.load_base()
-
-    def on_device(self, values: Vector) -> Tensor:
-        """A copy of `float32[total]` on the model's device."""
-        return torch.from_numpy(values).to(self._base.device, copy=True)
 
     @torch.no_grad()
     def keep(self) -> list[Tensor]:

@@ -69,9 +69,7 @@ class StepOrder(msgspec.Struct, frozen=True):
     `vector`, or `at_delta` with `vector + delta`, or with `vector` if a value of that delta is not finite. `local_pull`
     and `global_pull`: so much of the way to the leaders' values each optimiser step goes. `loss_window`: batches of
     `recent_loss`. `keeps_delta`: report without writing `delta`, because a merge follows (`MergeOrder`). `continues`:
-    begin where that merge has ended. With `keeps_place` that merge may be a leader step: the trainer knows its
-    position, `delta` as loaded, on its device. `keeps_distance`: the position is `delta` plus its distance from the
-    mean in which the last leader step has ended. `known_step`: the step whose shared values `vector` has.
+    begin where that merge has ended. `known_step`: the step whose shared values `vector` has.
     """
 
     step: int
@@ -88,27 +86,12 @@ class StepOrder(msgspec.Struct, frozen=True):
     known_step: int = 0
     keeps_delta: bool = False
     continues: bool = False
-    keeps_place: bool = False
-    keeps_distance: bool = False
-
-
-class LeaderStep(msgspec.Struct, frozen=True):
-    """A distributed step with leaders: pull `c1` of the way to trainer `leader`, then `c2` to the swarm's leader. None
-    leads while `leader` is None. `shows`: the leader's values are wanted in shared memory."""
-
-    leader: int | None = None
-    c1: float = 0.0
-    c2: float = 0.0
-    shows: bool = False
 
 
 class MergeOrder(msgspec.Struct, frozen=True):
     """Orders trainer `index` of a node to merge the delta that it keeps with those of the other `members`, by
     `torch.distributed`. Group number `group` meets by the file `place`. The deltas are summed with their weights, and
-    the member that `writes` puts the mean into `delta`. A single member writes its own delta.
-
-    With `lead` it is the positions that are merged: each goes to the leader, and then their mean is made. A single
-    member writes the position that it has reached."""
+    the member that `writes` puts the mean into `delta`. A single member writes its own delta."""
 
     index: int
     members: tuple[int, ...]
@@ -118,7 +101,6 @@ class MergeOrder(msgspec.Struct, frozen=True):
     weight: float = 1.0
     writes: bool = True
     timeout_s: float = 0.0
-    lead: LeaderStep | None = None
 
 
 class StepReport(msgspec.Struct, frozen=True):

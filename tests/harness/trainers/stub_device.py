@@ -15,7 +15,7 @@ import numpy as np
 from p2pnode.training.devices.groups import DeviceGroups
 from p2pnode.training.devices.host import HostParts, HostTrainer
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
-from p2pnode.training.trainer_link.interface import LeaderStep, MergeOrder, StepOrder, StepReport, TrainerFailed, Vector
+from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder, StepReport, TrainerFailed, Vector
 from p2pnode.training.trainer_link.step_messages import StepAnswer
 from tests.harness.environment.simulated import make_environment
 from tests.harness.trainers.stub_trainer import StubTrainer
@@ -36,9 +36,6 @@ class StubDevice(StubTrainer):
         self.merges: list[MergeOrder] = []
         #: All devices of the node, where a group of them works.
         self.fellows: Sequence[StubDevice] = ()
-        #: Its values: of the vector, of the position where a turn began, of what it trained, and after a leader step.
-        self.index = index
-        self.base = self.place = self.kept = self.reached = self.mean = self.swarm_leader = 0.0
         self.recent_loss: float | None = None
         #: Set to fail with it at the next step.
         self.fails_with: TrainerFailed | None = None
@@ -60,8 +57,7 @@ class StubDevice(StubTrainer):
         self._answer.set_result(answer)
 
     async def merge(self, order: MergeOrder) -> bool:
-        """Its own delta is in place already, and in a leader step its position; in a group of `fellows` the one that
-        writes has their mean instead."""
+        """Its own delta is in place already; in a group of `fellows` the one that writes has their mean instead."""
         self._need_running()
         self.merges.append(order)
         if self.hangs_in_merge:
@@ -73,28 +69,10 @@ class StubDevice(StubTrainer):
         await asyncio.sleep(0.01)
         if len(order.members) > 1 and not self.fellows:
             return False
-        if order.lead is not None:
-            self._lead(order, order.lead)
-        elif len(order.members) > 1 and order.writes:
+        if len(order.members) > 1 and order.writes:
             deltas = [self.fellows[index].merges[-1].weight * self.fellows[index].delta for index in order.members]
             self.delta[:] = sum(deltas)
         return True
-
-    def _lead(self, order: MergeOrder, lead: LeaderStep) -> None:
-        """As `training.trainer.device_merge`, with numbers; `lead.c2` goes to the values in `swarm_leader`."""
-        if len(order.members) == 1:
-            self.delta[:] = self.place + self.kept
-            return
-        places = {index: self.fellows[index].place + self.fellows[index].kept for index in order.members}
-        ahead = None if lead.leader is None else places[lead.leader]
-        for index in order.members:
-            if ahead is not None:
-                places[index] += lead.c1 * (ahead - places[index])
-            places[index] += lead.c2 * (self.swarm_leader - self.base - places[index])
-        self.reached = places[self.index]
-        self.mean = sum(self.fellows[index].merges[-1].weight * place for index, place in places.items())
-        if order.writes:
-            self.delta[:] = self.mean
 
     def die(self, failure: TrainerFailed | None = None) -> None:
         """As if its process were killed now."""
@@ -116,12 +94,7 @@ class StubDevice(StubTrainer):
 
     async def _work(self, order: StepOrder) -> StepReport:
         self.orders.append(order)
-        if order.continues and order.keeps_place:
-            self.place = self.reached
-        else:
-            self.base, self.place = float(self.vector[0]), float(self.delta[0]) if order.at_delta else 0.0
-            self.place += self.reached - self.mean if order.keeps_distance else 0.0
-        self.began.append(self.base + self.place)
+        self.began.append(float(self.vector[0]) + (float(self.delta[0]) if order.at_delta else 0.0))
         while self.hangs_early and self._hanging is not None:
             self._set_state("hung")
             await self._hanging.wait()
@@ -145,7 +118,7 @@ class StubDevice(StubTrainer):
                 self._set_state("crashed")
                 raise failure
             steps += 1
-        self.delta[:] = self.kept = self.rate * steps
+        self.delta[:] = self.rate * steps
         self.taken.append(steps)
         return StepReport(order.step, self.rate, 8 * steps, steps, self.pace_s * steps, {}, self.recent_loss)
 

@@ -9,7 +9,7 @@ import pytest
 
 from p2pnode.training.devices.groups import DeviceGroups
 from p2pnode.training.devices.host import HostTrainer
-from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
+from p2pnode.training.trainer_link.interface import StepOrder
 from p2pnode.training.trainer_link.step_messages import StepAnswer
 from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import run
@@ -119,73 +119,6 @@ def test_trainers_that_merge_by_themselves_go_on_from_their_mean() -> None:
         await exchange(host, 1)
         await host.train(order(2, 2))
         assert [(one.continues, one.at_delta) for one in devices[0].orders[2:]] == [(False, False), (True, False)]
-
-    run(scenario())
-
-
-@pytest.mark.parametrize("period", [1, 2, 4])
-def test_leader_steps_among_the_trainers_are_those_in_shared_memory(period: int) -> None:
-    """Over steps with cycles, carries and another leader, trainers that know their positions themselves stand where
-    those in shared memory do, and so does the node; also after a merge that failed, and with one that was restarted."""
-
-    async def trained(groups: DeviceGroups | None) -> tuple[list[list[float]], list[float]]:
-        devices = [StubDevice(0, rate=1.0), StubDevice(1, rate=3.0), StubDevice(2, rate=-2.0)]
-        host = host_of(devices, groups=groups, step="leader", pull=0.25, period=period, local_steps=4)
-        for device in devices:
-            device.fellows, device.recent_loss = devices, float(device.index)
-        await host.start()
-        moved = []
-        for step in range(1, 9):
-            for device in devices:
-                device.recent_loss = float((device.index + step) % 3) if step != 5 else None
-                device.fellows = [] if step == 3 else devices
-            if step == 6:
-                devices[1].fails_with = TrainerFailed("killed")
-            await host.train(order(step, 4))
-            await exchange(host, step, 0.5 * (step % 3))
-            host.vector += host.delta + step
-            moved.append(float(host.delta[0]))
-            await asyncio.sleep(5.0)
-        assert devices[1].starts == 2
-        leaders = [one.index for one in host.devices() if one.leads]
-        assert leaders == [1]
-        assert any(order.keeps_distance for order in devices[0].orders) == (groups is not None)
-        assert any(order.continues for order in devices[0].orders) == (groups is not None and period < 4)
-        return [device.began for device in devices], moved
-
-    async def scenario() -> None:
-        began, moved = await trained(None)
-        theirs, same = await trained(DeviceGroups("gloo", "/group", 1.0))
-        assert max(abs(value) for value in moved) > 2.0
-        assert same == pytest.approx(moved, abs=1e-4)
-        for index in range(3):
-            assert theirs[index] == pytest.approx(began[index], abs=1e-4)
-
-    run(scenario())
-
-
-def test_only_those_that_have_the_leader_s_values_are_pulled_to_them() -> None:
-    """After a leader step among the trainers its values are on their devices, and one that was restarted is not pulled
-    until it was in such a step; where nodes have a leader in common the memory has them for it too."""
-
-    async def pulls(leaders_of_nodes: int) -> list[list[float]]:
-        devices = [StubDevice(0), StubDevice(1), StubDevice(2)]
-        groups = DeviceGroups("gloo", "/group", 1.0)
-        host = host_of(devices, groups=groups, leaders=leaders_of_nodes, step="leader", pull=0.5, local_steps=2)
-        for device in devices:
-            device.fellows, device.recent_loss = devices, 1.0
-        await host.start()
-        for step in range(1, 6):
-            if step == 3:
-                devices[2].fails_with = TrainerFailed("killed")
-            await host.train(order(step, 2))
-            await asyncio.sleep(5.0)
-        return [[one.local_pull for one in device.orders] for device in devices]
-
-    async def scenario() -> None:
-        always = [0.0, 0.25, 0.25, 0.25, 0.25]
-        assert await pulls(1) == [always, always, [0.0, 0.25, 0.25, 0.0, 0.25]]
-        assert await pulls(2) == [always, always, always]
 
     run(scenario())
 

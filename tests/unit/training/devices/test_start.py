@@ -106,6 +106,8 @@ def test_trainers_that_merge_by_a_group_meet_in_a_folder_without_old_files(tmp_p
     assert (order.backend, order.timeout_s, order.place) == ("gloo", PATIENCE * 40.0, str(folder / "group.1"))
     assert made(tmp_path, "cpu*2", DevicesSettings(merge="collective"), hang_s=1.0)._groups._timeout_s == 1.0
     assert made(tmp_path, "cpu*2")._groups is None
+    assert made(tmp_path, "cuda:0,cuda:1")._groups is not None
+    assert made(tmp_path, "cuda:0,cuda:1", DevicesSettings(step="leader"))._groups is None
 
 
 def test_gpus_are_counted_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

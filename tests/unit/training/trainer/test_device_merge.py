@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,13 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from p2pnode.training.devices.arithmetic import weights_of
-from p2pnode.training.devices.groups import DeviceGroups
-from p2pnode.training.devices.positions import LeaderPositions
 from p2pnode.training.trainer.device_merge import DeviceMerge
-from p2pnode.training.trainer.device_turns import LeaderPulls
 from p2pnode.training.trainer.vector import ModelVector
-from p2pnode.training.trainer_link.interface import LeaderStep, MergeOrder, StepOrder, StepReport
+from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder
 
 ORDER = StepOrder(1, 1, 1.0, is_first=False, keeps_delta=True)
 GOES_ON = StepOrder(1, 1, 1.0, is_first=False, keeps_delta=True, continues=True)
@@ -96,127 +91,6 @@ def test_a_delta_that_is_not_finite_is_said_to_be() -> None:
     assert not member.train(ORDER, float("nan"))
     assert member.train(StepOrder(1, 1, 1.0, is_first=False), 2.0)
     assert member.delta.tolist() == [2.0] * 3
-
-
-class Follower:
-    """A trainer that follows leaders, in a group or in shared memory, and learns `noise` in each turn."""
-
-    def __init__(self, index: int, vector: np.ndarray, leaders: tuple[np.ndarray, ...], *, on: str, dtype: torch.dtype):
-        self.index, self.vector, self.delta = index, vector, np.zeros(3, np.float32)
-        self.model = nn.Linear(2, 1).to(device=on, dtype=dtype)
-        model_vector = ModelVector(self.model)
-        self.merging, self.pulls = DeviceMerge(model_vector), LeaderPulls(model_vector, leaders)
-        self.merging.follow(leaders)
-        self.began: list[float] = []
-
-    def train(self, order: StepOrder, noise: np.ndarray) -> None:
-        self.merging.load(order, self.vector, self.delta)
-        self.began += self.values
-        self.pulls.begin(order, self.merging.leader)
-        for row in noise:
-            with torch.no_grad():
-                for parameter, value in zip(self.model.parameters(), row, strict=True):
-                    parameter += float(value)
-            self.pulls.apply()
-        self.merging.report(order, self.delta)
-
-    def merge(self, order: MergeOrder) -> bool:
-        return self.merging.merge(order, self.delta)
-
-    @property
-    def values(self) -> list[float]:
-        return [float(value) for parameter in self.model.parameters() for value in parameter.detach().reshape(-1)]
-
-
-def led(groups: DeviceGroups | None, *, on: Sequence[str], dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Three steps of the swarm with two cycles each, as the node makes them: where each turn began, and the node's
-    deltas, the values of its leader at their ends among them."""
-    rng, vector = np.random.default_rng(7), np.array([1.0, -2.0, 3.0], np.float32)
-    leaders = (np.zeros(3, np.float32), np.array([2.0, 2.0, 2.0], np.float32))
-    positions, kept = LeaderPositions(3, list(leaders), c1=0.25, c2=0.125), groups is not None
-    positions.follow(leaders[1].copy())
-    trainers = [Follower(index, vector, leaders, on=place, dtype=dtype) for index, place in enumerate(on)]
-    ends: list[np.ndarray] = []
-    has_merged = False
-    for step in range(1, 4):
-        positions.begin(None if step == 1 else np.full(3, 0.5, np.float32), vector)
-        for cycle in range(2):
-            stays = has_merged and cycle > 0
-            order = StepOrder(
-                step, 4, 1.0, is_first=False, at_delta=not stays, keeps_delta=kept,
-                local_pull=0.25 if positions.leader is not None else 0.0, global_pull=0.125, continues=stays,
-                keeps_place=kept, keeps_distance=has_merged and not stays,
-            )  # fmt: skip
-            for one in trainers:
-                if order.at_delta:
-                    np.copyto(one.delta, positions.start(one.index))
-                one.train(order, rng.normal(size=(2, 2)))
-            reports = {
-                one.index: StepReport(step, 1.0, 8 * (1 + one.index), 2, 1.0, {}, float((one.index + step) % len(on)))
-                for one in trainers
-            }
-            if groups is None:
-                positions.combine(reports, {one.index: one.delta for one in trainers}, is_last=cycle == 1)
-                continue
-            lead = positions.step(reports, is_last=cycle == 1)
-            orders = groups.orders(weights_of(reports), lead)
-            with ThreadPoolExecutor(len(on)) as pool:
-                done = list(pool.map(Follower.merge, trainers, [orders[one.index] for one in trainers]))
-            assert done == [True] * len(on)
-            positions.merged(reports, lead, trainers[0].delta)
-            has_merged = True
-        moved = np.zeros(3, np.float32)
-        positions.delta(moved)
-        ends += [moved, leaders[0].copy()]
-        vector += moved
-    return np.array([one.began for one in trainers]), np.array(ends)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_leader_steps_of_a_group_are_those_in_shared_memory(tmp_path: Path, dtype: torch.dtype) -> None:
-    """With gloo all turns begin, to 1e-6, where those do whose positions the daemon keeps, pulls of both leaders
-    included; so are the node's deltas, and the values of its leader that other nodes get."""
-    began, ends = led(None, on=["cpu"] * 3, dtype=dtype)
-    theirs, same = led(DeviceGroups("gloo", str(tmp_path / "group"), 20.0), on=["cpu"] * 3, dtype=dtype)
-    assert np.ptp(began[:, 3:], axis=0).min() > 0.01, "they stand apart"
-    assert np.abs(ends).max() > 0.1
-    assert np.abs(theirs - began).max() < 1e-6 * np.abs(began).max()
-    assert np.abs(same - ends).max() < 1e-6 * np.abs(ends).max()
-
-
-def test_after_a_leader_step_without_a_member_each_writes_where_it_stands(tmp_path: Path) -> None:
-    """The daemon makes the step then. A trainer that comes late writes only what it has trained."""
-    leaders = (np.zeros(3, np.float32),)
-    trainers = [Follower(index, np.ones(3, np.float32), leaders, on="cpu", dtype=torch.float32) for index in range(2)]
-    order = StepOrder(1, 1, 1.0, is_first=False, at_delta=True, keeps_delta=True, keeps_place=True)
-    for one in trainers:
-        one.delta[:] = 5.0
-        one.train(order, np.array([[2.0, 2.0]]))
-    groups, lead = DeviceGroups("gloo", str(tmp_path / "group"), 1.0), LeaderStep(0, 0.5)
-    assert not trainers[0].merging.merge(groups.orders({0: 0.5, 1: 0.5}, lead)[0], trainers[0].delta)
-    assert trainers[0].merging.merge(groups.alone(0, lead), trainers[0].delta)
-    assert trainers[0].delta.tolist() == [7.0] * 3
-    assert trainers[1].merging.merge(groups.alone(1), trainers[1].delta)
-    assert trainers[1].delta.tolist() == [2.0] * 3
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL wants two GPUs, and torch finds fewer here")
-def test_gpus_make_leader_steps_by_nccl(tmp_path: Path) -> None:
-    """As with gloo, between two GPUs."""
-    places = ["cuda:0", "cuda:1"]
-    began, ends = led(None, on=places, dtype=torch.float32)
-    theirs, same = led(DeviceGroups("nccl", str(tmp_path / "group"), 30.0), on=places, dtype=torch.float32)
-    assert np.abs(theirs - began).max() < 1e-5
-    assert np.abs(same - ends).max() < 1e-5
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
-def test_leader_steps_on_a_gpu_are_those_in_shared_memory(tmp_path: Path) -> None:
-    """Two trainers share one GPU, where NCCL cannot be: gloo merges what is on it."""
-    began, ends = led(None, on=["cuda:0"] * 2, dtype=torch.float32)
-    theirs, same = led(DeviceGroups("gloo", str(tmp_path / "group"), 30.0), on=["cuda:0"] * 2, dtype=torch.float32)
-    assert np.abs(theirs - began).max() < 1e-5
-    assert np.abs(same - ends).max() < 1e-5
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL wants two GPUs, and torch finds fewer here")
