@@ -31,9 +31,8 @@ from benchmarks.daemons import Daemon, daemons, status, wait_until
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.steps import BareLoop, bare_loop, between, node_rate, pause
 from benchmarks.virtual_worker import initial, metrics_of
-from p2pnode.training.devices.arithmetic import weighted_mean, weights_of
 from p2pnode.training.devices.node_step import LOSS_WINDOW
-from p2pnode.training.devices.positions import AveragePositions, LeaderPositions
+from p2pnode.training.devices.positions import AveragePositions, LeaderPositions, weighted_mean, weights_of
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.settings import BarrierSettings, DevicesSettings, ExchangeSettings, TrainingSettings
 from p2pnode.training.shards.applied import DeltaId

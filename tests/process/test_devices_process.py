@@ -216,10 +216,10 @@ def test_trainers_that_raise_in_their_first_turn_end_the_run(world: World) -> No
 
 
 def test_leaders_pull_the_trainers_of_a_node_together(world: World) -> None:
-    """With leader steps among the trainers, by torch.distributed, the node learns, and one of them leads."""
+    """With leader steps the node learns, and one of them leads."""
 
     async def scenario(world: World) -> None:
-        trainer = host(world, "cpu*2", local_steps=8, period=4, step="leader", pull=0.5, merge="collective")
+        trainer = host(world, "cpu*2", local_steps=8, period=4, step="leader", pull=0.5)
         await trainer.start()
         before = await trainer.evaluate(0)
         for step in range(1, 12):
@@ -230,7 +230,6 @@ def test_leaders_pull_the_trainers_of_a_node_together(world: World) -> None:
         assert after is not None
         assert after.metrics["error"] < 0.6 * before.metrics["error"]
         assert sum(one.leads for one in trainer.devices()) == 1
-        assert world.log.fields("devices_not_merged") == []
         await trainer.stop()
 
     world.run(scenario)
@@ -285,15 +284,13 @@ def test_a_script_runs_once_per_device_and_knows_its_place(world: World, tmp_pat
     assert len({path.read_text() for path in seen.iterdir()}) == 2
 
 
-@pytest.mark.parametrize("step", ["average", pytest.param("leader", marks=pytest.mark.long)])
-def test_a_merge_by_torch_distributed_is_that_in_shared_memory(world: World, tmp_path: Path, step: str) -> None:
+def test_a_merge_by_torch_distributed_is_that_in_shared_memory(world: World, tmp_path: Path) -> None:
     """With gloo the node's vector is the same, to rounding, as with shared memory, also in the cycles within a step.
     When a trainer has died the others merge without it, and when it is back with it."""
-    kind = step
     found = {}
 
     async def scenario(world: World) -> np.ndarray:
-        trainer = host(world, "cpu*3", period=1, local_steps=4, merge=merge, step=kind)
+        trainer = host(world, "cpu*3", period=1, local_steps=4, merge=merge)
         await trainer.start()
         for step in range(1, 4):
             await trainer.train(order(step, 4))

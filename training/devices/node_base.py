@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2pnode.training.devices.arithmetic import is_finite
+from p2pnode.training.devices.positions import is_finite
 from p2pnode.training.trainer_link.interface import Ranges, Vector
 
 

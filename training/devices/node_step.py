@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from p2pnode.overlay.environment import Environment
-from p2pnode.training.devices.arithmetic import combined, is_finite, weights_of
 from p2pnode.training.devices.device import Device
 from p2pnode.training.devices.groups import DeviceGroups
-from p2pnode.training.devices.positions import AveragePositions, LeaderPositions
+from p2pnode.training.devices.positions import AveragePositions, LeaderPositions, combined, is_finite, weights_of
 from p2pnode.training.devices.turn import CycleRun
 from p2pnode.training.settings import DevicesSettings
 from p2pnode.training.trainer_link.interface import (

@@ -133,19 +133,6 @@ def test_the_node_leaves_when_the_scripts_of_all_trainers_have() -> None:
     run(scenario())
 
 
-def test_a_device_that_is_not_there_is_named_at_the_start() -> None:
-    """The start fails with the device's name and its reason, and the other trainers end."""
-
-    async def scenario() -> None:
-        devices = [StubDevice(0), StubDevice(1)]
-        host = host_of(devices)
-        devices[1].fail_start = TrainerFailed('training.device = "cuda:7" is not available', "use cpu", fatal=True)
-        with pytest.raises(TrainerFailed, match=r"device stub:1: .*cuda:7"):
-            await host.start()
-
-    run(scenario())
-
-
 def test_each_trainer_saves_a_file_of_its_own() -> None:
     """The first has the name it was given, the others that name with their number; a restart restores its own."""
 

@@ -123,6 +123,23 @@ def test_trainers_that_merge_by_themselves_go_on_from_their_mean() -> None:
     run(scenario())
 
 
+def test_nobody_is_pulled_before_there_is_a_leader() -> None:
+    """The memory of the leader's values holds none until a trainer with a running loss has led."""
+
+    async def scenario() -> None:
+        devices = [StubDevice(0), StubDevice(1)]
+        host = host_of(devices, step="leader", pull=0.5, local_steps=2)
+        await host.start()
+        for step in range(1, 5):
+            await host.train(order(step, 2))
+            await exchange(host, step)
+            devices[1].recent_loss = 1.0
+
+        assert [[one.local_pull for one in device.orders] for device in devices] == [[0.0, 0.0, 0.25, 0.25]] * 2
+
+    run(scenario())
+
+
 def test_a_merge_that_fails_is_made_in_shared_memory() -> None:
     """Each writes its own delta then, so nothing that was trained is lost, and the next merge has a new group."""
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from p2pnode.training.devices.opening import device_file, joint_hello, start_all
+from p2pnode.training.devices.opening import joint_hello, start_all
 from p2pnode.training.layout import Layout, LayoutEntry
 from p2pnode.training.trainer_link.engine_messages import EngineOpened
 from p2pnode.training.trainer_link.interface import Restored, TrainerFailed, TrainerHello, TrainerLeft
@@ -45,12 +45,6 @@ class Trainer:
 
 def devices(*trainers: Trainer) -> list[Any]:
     return [SimpleNamespace(index=one.index, name=f"stub:{one.index}", trainer=one, pid=None) for one in trainers]
-
-
-def test_each_trainer_has_a_file_of_its_own() -> None:
-    """The first has the one that is named; without one none has any."""
-    assert [device_file("state", index) for index in range(3)] == ["state", "state.1", "state.2"]
-    assert [device_file("", index) for index in range(2)] == ["", ""]
 
 
 def test_the_first_fills_the_vector_and_the_others_wait_for_it() -> None:

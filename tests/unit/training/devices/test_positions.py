@@ -1,11 +1,11 @@
-"""Where the trainers of a node stand over several cycles, and how far they are pulled to leaders."""
+"""Where the trainers of a node stand over several cycles, who leads them, and the report of all."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from p2pnode.training.devices.positions import LeaderPositions
+from p2pnode.training.devices.positions import LeaderPositions, combined, leader_of
 from p2pnode.training.trainer_link.interface import StepReport, Vector
 
 
@@ -63,3 +63,29 @@ def test_in_the_last_cycle_of_a_step_all_are_pulled_to_the_leader_of_the_swarm()
     assert delta.tolist() == [8.15625]
     positions.follow(None)
     assert leaders[1].tolist() == leaders[0].tolist() == [13.0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "leader"),
+    [
+        ({0: 0.5, 1: 0.25, 2: 0.75}, 1),
+        ({0: float("nan"), 1: 0.5}, 1),
+        ({0: float("-inf"), 1: 0.5}, 1),
+        ({2: 0.5, 1: 0.5}, 1),
+        ({0: None, 1: 0.5}, 1),
+        ({0: None, 1: float("nan")}, None),
+    ],
+)
+def test_the_lowest_finite_loss_leads(losses: dict[int, float | None], leader: int | None) -> None:
+    """No loss that is missing or not finite leads, and of equal ones the first does."""
+    assert leader_of(losses) == leader
+
+
+def test_the_report_of_a_node_counts_all_and_weights_by_samples() -> None:
+    """Samples and steps add up; a trainer without a step changes neither loss nor metrics."""
+    idle = StepReport(3, float("nan"), 0, 0, 0.0, {"learning_rate": 9.0})
+    first = StepReport(3, 1.0, 30, 3, 1.0, {"learning_rate": 0.1})
+    second = StepReport(3, 2.0, 10, 1, 1.0, {"learning_rate": 0.1})
+    whole = combined(3, [idle, first, second], 2.0)
+    assert (whole.loss, whole.samples, whole.optimizer_steps, whole.seconds) == (1.25, 40, 4, 2.0)
+    assert whole.metrics == {"learning_rate": pytest.approx(0.1)}

@@ -1,4 +1,4 @@
-"""One of several trainers of a node: its requests for steps, its merges, and the memory that all share."""
+"""One of several trainers of a node: its requests for steps, and the memory that all share."""
 
 from __future__ import annotations
 
@@ -9,41 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2pnode.training.devices import process as module
-from p2pnode.training.devices.process import DeviceProcess, HostMemory
+from p2pnode.training.devices import start as module
+from p2pnode.training.devices.start import DeviceProcess, HostMemory
 from p2pnode.training.settings import TrainingSettings
 from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.trainer_link import messages
-from p2pnode.training.trainer_link.interface import MergeOrder, TrainerFailed
-from p2pnode.training.trainer_link.shared_memory import HostVectors, SharedVectors
+from p2pnode.training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer_link.shared_memory import HostVectors
 from p2pnode.training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWanted
 from tests.harness.environment.simulated import ListLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
 
-ORDER = MergeOrder(index=1, members=(0, 1), group=4, place="/tmp/group.4", backend="gloo")
-
 
 class Session:
-    """A session with a process that answers every merge in this way."""
+    """Keeps what a process is sent."""
 
-    failure = None
-
-    def __init__(self, is_done: bool = True) -> None:
-        self.is_done = is_done
+    def __init__(self) -> None:
         self.sent: list[Any] = []
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
-
-    def ask(self, message: messages.Merge) -> asyncio.Future[messages.Merged]:
-        self.sent.append(message)
-        reply: asyncio.Future[messages.Merged] = asyncio.get_running_loop().create_future()
-        reply.set_result(messages.Merged(message.turn, self.is_done))
-        return reply
-
-    def forget(self, *_: Any) -> None: ...
-
-    def order_ended(self, *_: Any) -> None: ...
 
 
 def process(session: Session | None = None) -> Any:
@@ -81,46 +66,6 @@ def test_requests_for_steps_reach_the_host_in_their_turn_alone() -> None:
         trainer.answer_step(3, StepAnswer.STOP)
 
     run(main())
-
-
-@pytest.mark.parametrize("is_done", [True, False])
-def test_a_merge_says_whether_the_group_has_made_it(is_done: bool) -> None:
-    """It is an order of the next turn; without a process it fails as any order does."""
-
-    async def main() -> None:
-        session = Session(is_done)
-        trainer = process(session)
-        trainer._turn = 7
-        assert await trainer.merge(ORDER) is is_done
-        assert session.sent == [messages.Merge(8, ORDER)]
-        trainer._session = None
-        with pytest.raises(TrainerFailed, match="not running"):
-            await trainer.merge(ORDER)
-
-    run(main())
-
-
-def test_states_go_to_whoever_watches_last() -> None:
-    """A host replaces the callback of the trainer."""
-
-    async def main() -> None:
-        trainer, states = process(), []
-        trainer.watch_state(states.append)
-        trainer._set_state("hung")
-        assert states == ["hung"]
-
-    run(main())
-
-
-def test_a_trainer_that_shares_no_memory_has_its_own() -> None:
-    """As the only one of a node."""
-
-    async def main() -> None:
-        memory = await process()._allocate(8)
-        assert isinstance(memory, SharedVectors)
-        assert memory.vector.size == 8
-
-    asyncio.run(main())
 
 
 def test_the_memory_of_all_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
