@@ -131,7 +131,7 @@ class TaskQueue:
         self._times: dict[int, Times] = {}
         #: No lease ends before.
         self._next_due = math.inf
-        self._changed: dict[str, msgspec.Struct] = {}
+        self._changed: dict[str, msgspec.Struct | bytes] = {}
         self._events: list[QueueEvent] = []
         self._counts = [self.tasks, 0, 0, 0, 0]
         for key in rows:
@@ -201,16 +201,22 @@ class TaskQueue:
 
     def take(self) -> tuple[dict[str, bytes], list[QueueEvent]]:
         """The rows that have changed since the last call, to be written together, and what has happened."""
-        rows = {key: msgspec.msgpack.encode(row) for key, row in self._changed.items()}
+        rows = {
+            key: row if isinstance(row, bytes) else msgspec.msgpack.encode(row) for key, row in self._changed.items()
+        }
         events = self._events
         self._changed, self._events = {}, []
         return rows, events
+
+    def keep(self, key: str, row: bytes) -> None:
+        """A row of the owner's, to be written with the others."""
+        self._changed[key] = row
 
     def _note(self, row: TaskRow) -> None:
         self._changed[f"task/{row.task}"] = row
 
     def _set_head(self, **values: object) -> None:
-        self.head = self._changed["head"] = msgspec.structs.replace(self.head, **values)
+        self._changed["head"] = self.head = msgspec.structs.replace(self.head, **values)
 
     # -- the data set ----------------------------------------------------------------------------------------------
 

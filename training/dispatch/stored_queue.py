@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,7 +41,7 @@ R = TypeVar("R")
 BATCH_REQUESTS, BATCH_ROWS = 64, 40
 #: Requests that wait; more are refused, to be repeated later.
 WAITING_REQUESTS = 20_000
-#: The list of chunks is stored in rows of so many bytes: etcd's JSON of one is coded in a millisecond.
+#: The list of chunks is stored in rows of so many bytes, one in a write: etcd's JSON of one is coded in a millisecond.
 PIECE_BYTES = 256 << 10
 #: The writer looks so often whether it still has the store, and which leases are over, when nobody asks.
 IDLE_S = 0.5
@@ -66,7 +67,6 @@ class StoredQueue:
         self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._wake = asyncio.Event()
         self._registering = asyncio.Lock()
-        self._writing = asyncio.Lock()
         self._lost: asyncio.Future[StoreLost] = asyncio.get_running_loop().create_future()
         self._writer: asyncio.Task[None] | None = None
 
@@ -141,7 +141,7 @@ class StoredQueue:
             encoded = await self._environment.executor.run(table.encode)
             pieces = [encoded[at : at + PIECE_BYTES] for at in range(0, len(encoded), PIECE_BYTES)]
             for number, piece in enumerate(pieces):  # nothing refers to them before the registration
-                await self._put({_piece(number): piece})
+                await self._ask(partial(self._queue.keep, _piece(number), piece))
             facts = msgspec.structs.replace(wanted, digest=digest_of(summary), tasks=tasks, pieces=len(pieces))
             await self._ask(lambda: self._queue.register(facts))
             self._table, self._summary = table, summary
@@ -215,14 +215,6 @@ class StoredQueue:
         self._now = max(self._now, self._environment.clock.monotonic())
         return self._now
 
-    async def _put(self, rows: Mapping[str, bytes]) -> None:
-        try:
-            async with self._writing:
-                await self._store.write(rows)
-        except StoreLost as error:
-            self._lose(error)
-            raise
-
     async def _write(self) -> None:
         try:
             while True:
@@ -261,7 +253,7 @@ class StoredQueue:
         status = queue.status()
         try:
             if rows:
-                await self._put(rows)
+                await self._store.write(rows)
             self._store.check()
         except BaseException as error:
             lost = error if isinstance(error, StoreLost) else StoreLost(f"the write was cut short: {error!r}")
