@@ -114,10 +114,7 @@ class MasterClient:
 
     def _follow(self, asked: MasterRecord, told: MasterRecord | None) -> None:
         """The node that was asked does not serve, or not yet; it may know who does."""
-        if told is None or told == asked:
-            return
-        contact = unpack_contact(told.contact)
-        if contact is not None and told.epoch > asked.epoch and not self._swarm.is_gone(contact.node_id):
+        if told is not None and told.epoch > asked.epoch and self._directory.may_serve(told):
             self._directory.note(told)
 
     # -- what people see -----------------------------------------------------------------------------------------

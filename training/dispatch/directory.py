@@ -50,10 +50,12 @@ class MasterDirectory:
     def record(self) -> MasterRecord | None:
         """The newest record known here; None when it is too old, or its master is known to be gone."""
         record = self._record
-        if record is None or self._clock.monotonic() >= self._until_s:
-            return None
-        contact = unpack_contact(record.contact)
-        return None if contact is None or self._swarm.is_gone(contact.node_id) else record
+        is_fresh = record is not None and self._clock.monotonic() < self._until_s
+        return record if record is not None and is_fresh and self.may_serve(record) else None
+
+    def may_serve(self, record: MasterRecord) -> bool:
+        """Whether requests can be sent to its node, which is not known to be gone."""
+        return unpack_contact(record.contact) is not None and not self._swarm.is_gone(record.node_id)
 
     def forget(self, record: MasterRecord) -> None:
         """It did not serve when it was asked: another record may take its place, whatever its epoch."""
@@ -88,7 +90,7 @@ class MasterDirectory:
         """The record known here, or else the newest that its keepers know."""
         if self.record is None:
             for answer in await self._ask_keepers(genesis, WhoServes(None)):
-                if answer is not None and answer.record is not None and self._may_serve(answer.record):
+                if answer is not None and answer.record is not None and self.may_serve(answer.record):
                     self.note(answer.record)
         return self.record
 
@@ -101,11 +103,7 @@ class MasterDirectory:
         answer = await self._ask(contact, WhoServes(None))
         if answer is None or answer.record is None:
             return None
-        return record if answer.record.contact[: len(contact.node_id)] == contact.node_id else None
-
-    def _may_serve(self, record: MasterRecord) -> bool:
-        contact = unpack_contact(record.contact)
-        return contact is not None and not self._swarm.is_gone(contact.node_id)
+        return record if answer.record.node_id == contact.node_id else None
 
     async def _ask_keepers(self, genesis: bytes, message: WhoServes) -> list[WhoServes | None]:
         found = await self._swarm.lookup(key_of(genesis))
@@ -125,7 +123,7 @@ class MasterDirectory:
         except (ValueError, RecursionError) as error:
             raise RequestRejected(f"malformed WhoServes: {error}") from error
         if record is not None:
-            if record.contact[: len(sender.node_id)] != sender.node_id:
+            if record.node_id != sender.node_id:
                 raise RequestRejected("a node announces itself as the master, not another one")
             self.note(MasterRecord(pack_contact(sender), record.epoch, record.identity))
         return Response(encode(WhoServes(self.record)))

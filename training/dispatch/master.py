@@ -16,7 +16,6 @@ import msgspec
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.ids import short
-from p2pnode.overlay.kademlia.messages import unpack_contact
 from p2pnode.overlay.peers import Contact, PeerChange
 from p2pnode.overlay.transport import Buffer, RequestRejected, Response, gathered, in_parts
 from p2pnode.training.dispatch.answers import (
@@ -198,8 +197,8 @@ class MasterService:
 
     async def _serve(self, queue: StoredQueue) -> None:
         """Serve until the store is lost."""
-        if (rival := await self._rival()) is not None:
-            raise StoreHeld(_two_masters(rival))
+        if self.store != "etcd" and (rival := await self._directory.confirmed(self._genesis)) is not None:
+            raise StoreHeld(_two_masters(rival.node_id))
         self._superior = None
         self._queue, self._serves_since, self._reason = queue, self._clock.monotonic(), ""
         self._heard.clear()
@@ -226,21 +225,13 @@ class MasterService:
         self._record = self._directory.own_record(queue.epoch, identity)
         await self._directory.publish(self._genesis, self._record)
 
-    async def _rival(self) -> bytes | None:
-        """Another node that serves this run from a store that this node does not share."""
-        if self.store == "etcd":
-            return None
-        record = await self._directory.confirmed(self._genesis)
-        contact = None if record is None else unpack_contact(record.contact)
-        return None if contact is None or contact.node_id == self._swarm.node_id else contact.node_id
-
     def _on_record(self, record: MasterRecord) -> None:
         """Two masters that began at the same time, each with a store of its own, must agree on one of them."""
-        queue, own, contact = self._queue, self._record, unpack_contact(record.contact)
-        if queue is None or own is None or contact is None or self.store == "etcd":
+        own = self._record
+        if self._queue is None or own is None or self.store == "etcd":
             return
-        if contact.node_id != self._swarm.node_id and _rank_of(record) > _rank_of(own):
-            self._superior = contact.node_id
+        if record.node_id != self._swarm.node_id and _rank_of(record) > _rank_of(own):
+            self._superior = record.node_id
             self._wake.set()
 
     # -- workers that are gone -----------------------------------------------------------------------------------
@@ -305,8 +296,7 @@ class MasterService:
 
     def _other_record(self) -> MasterRecord | None:
         record = self._directory.record
-        contact = None if record is None else unpack_contact(record.contact)
-        return None if contact is None or contact.node_id == self._swarm.node_id else record
+        return None if record is None or record.node_id == self._swarm.node_id else record
 
     async def _answer(self, queue: StoredQueue, worker: bytes, request: DispatchRequest) -> DispatchAnswer:
         match request:

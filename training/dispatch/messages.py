@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from p2pnode.overlay.ids import ID_BYTES
 from p2pnode.overlay.kademlia.messages import PACKED_V4_BYTES, PACKED_V6_BYTES
 from p2pnode.overlay.peers import Counter
 from p2pnode.training.dispatch.answers import MAX_AVOIDED, MAX_HELD, Answer, Cause, Held, QueueStatus, ReportAnswer
@@ -41,6 +42,10 @@ class MasterRecord(msgspec.Struct, frozen=True, array_like=True):
     contact: Annotated[bytes, Meta(min_length=PACKED_V4_BYTES, max_length=PACKED_V6_BYTES)]
     epoch: Counter
     identity: Identity = b""
+
+    @property
+    def node_id(self) -> bytes:
+        return self.contact[:ID_BYTES]
 
 
 class WhoServes(msgspec.Struct, frozen=True, array_like=True):
