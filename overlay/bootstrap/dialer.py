@@ -183,8 +183,6 @@ class Dialer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for task in tasks:
-                _release(task)
         if not final.issuperset(bootstraps):
             return None, None
         return None, OnlyItself if own.issuperset(bootstraps) and not foreign else NotThisSwarm
@@ -241,17 +239,6 @@ class Dialer:
         if self.attempts.get(address) != reason:
             self.attempts[address] = reason
             self._log.warning("bootstrap_failed", address=address, reason=reason)
-
-
-def _release(ended: asyncio.Task[None]) -> None:
-    """Take the exception out of a task that has ended, and what led to it. The exception holds the frames of a task
-    group, these the exception and the group, and the group its task: with the answers of other bootstraps all of them
-    would stay until the garbage collector has been through the whole process."""
-    try:
-        ended.exception()
-    except asyncio.CancelledError as error:
-        while error is not None:
-            error.__traceback__, error = None, error.__context__  # type: ignore[assignment]
 
 
 def why_unreachable(bound: Address, address: Address) -> str:

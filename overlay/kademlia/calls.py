@@ -233,9 +233,6 @@ class CallTable:
             while waiting and (waiting[0][0] <= latest or waiting[0][2] not in self._outstanding):
                 self._timeout(heappop(waiting)[2])
         finally:
-            if not self._outstanding:  # an empty dictionary keeps the places of all it had
-                self._outstanding.clear()
-                self._proving.clear()
             if waiting and self._is_later(waiting[0][0]):
                 self._set_timer(waiting[0][0], max(0.0, waiting[0][0] - self._clock.monotonic()))
 
@@ -269,4 +266,3 @@ class CallTable:
             if len(self._late) <= MAX_LATE_CALLS and now - self._late[oldest][0].due <= LATE_S:
                 return
             del self._late[oldest]
-        self._late.clear()  # see `_on_timer`

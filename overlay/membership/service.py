@@ -109,7 +109,6 @@ class VerificationLimit:
             if now < self._next[oldest]:
                 return
             del self._next[oldest]
-        self._next.clear()  # an empty dictionary keeps the places of all it had
 
     def end(self) -> None:
         """A verification was answered, or timed out."""

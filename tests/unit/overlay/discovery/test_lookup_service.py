@@ -8,14 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from p2pnode.overlay.addresses import Address
-from p2pnode.overlay.discovery.lookup_service import DEADLINE_S, RECENT, LookupService
+from p2pnode.overlay.discovery.lookup_service import DEADLINE_S, RECENT, AddressLimit, LookupService
 from p2pnode.overlay.ids import distance
 from p2pnode.overlay.kademlia.messages import FindNode, Nodes, pack_contact, pack_nodes
 from p2pnode.overlay.local_node import LocalNode
 from p2pnode.overlay.membership.members import NegativeCache
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
-from tests.harness.builders.peers import ids
+from tests.harness.builders.peers import contact, ids
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.recording_protocol import OWN, RecordedCall, RecordingProtocol
@@ -120,6 +120,19 @@ def test_a_lookup_asks_a_few_ids_of_one_address_at_most() -> None:
     crowd = [Contact(node_id, Address("8.8.8.8", 8468 + n)) for n, node_id in enumerate(ids(30, seed=9))]
     others = [Contact(one.node_id, Address(f"9.{n}.1.1", 8468)) for n, one in enumerate(CONTACTS)]
     with_world(story, [*others, *crowd], ids_per_address=3)
+
+
+def test_other_addresses_and_the_loopback_are_not_affected() -> None:
+    """Each address has its own limit; on the loopback there is none."""
+    limit = AddressLimit(1)
+    one, other, third, fourth = ids(4)
+    full = limit.admitted([contact(one)])
+    elsewhere = [Contact(other, Address("10.9.0.1", 1))]
+    loopback = [Contact(third, Address("127.0.0.1", 1)), Contact(fourth, Address("127.0.0.1", 2))]
+
+    assert full == [contact(one)]
+    assert limit.admitted(elsewhere) == elsewhere
+    assert limit.admitted(loopback) == loopback
 
 
 def test_a_lookup_that_gets_no_answers_is_cut_off() -> None:

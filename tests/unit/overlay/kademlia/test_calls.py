@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -162,42 +161,6 @@ def test_a_busy_loop_extends_the_wait_once() -> None:
         assert not world.given_up
         await asyncio.sleep(calls.EXCUSABLE_LAG_S)
         assert len(world.given_up) == 1
-
-    play(story)
-
-
-def test_one_timer_serves_all_calls() -> None:
-    """Each is due at its own time, whatever the order in which they began; once all are answered no timer is left."""
-
-    async def story(world: World) -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        late, soon, never = world.start(0.5, 0.0), world.start(0.2, 0.4), world.start(0.3, 0.0)
-        world.table.settle(never)
-        await asyncio.sleep(1.0)
-        assert [(each, round(at - world.began_s, 6)) for each, at in world.given_up] == [(late, 0.5), (soon, 0.6)]
-        made = loop._timers_made
-        answered = [world.start(0.3, 0.0) for _ in range(100)]
-        assert loop._timers_made == made + 1
-        for each in answered:
-            world.table.settle(each)
-        await asyncio.sleep(1.0)
-        assert loop._timers_made == made + 2, "its own and that of this sleep"
-        assert len(world.given_up) == 2
-
-    play(story)
-
-
-def test_a_table_without_calls_takes_no_more_than_a_new_one() -> None:
-    """After a burst of calls that all were answered, their places are given back with the next timer."""
-
-    async def story(world: World) -> None:
-        empty_bytes = sys.getsizeof(world.table._outstanding)
-        for pending in [world.start(0.2, 0.3) for _ in range(200)]:
-            world.table.settle(pending)
-        assert sys.getsizeof(world.table._outstanding) > 20 * empty_bytes
-        await asyncio.sleep(1.0)
-        assert sys.getsizeof(world.table._outstanding) == empty_bytes
 
     play(story)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.kademlia.messages import (
-    DuplicateIdentity,
     Gossip,
     MemberState,
     Ping,
@@ -23,7 +22,6 @@ from p2pnode.overlay.membership.actions import (
     CheckAddress,
     LogEvent,
     Notify,
-    SendDuplicateIdentity,
     SendNow,
     SendPing,
     SendPingRequest,
@@ -338,20 +336,6 @@ def test_events_of_the_protocol_reach_the_member_list() -> None:
         assert world.changes[-1] == (OWN, "twin")
 
     play(story)
-
-
-def test_a_duplicate_identity_is_reported_by_a_datagram() -> None:
-    """The report is the body, and there is no gossip."""
-
-    def story(world: World) -> None:
-        report = DuplicateIdentity(9, b"c" * 26)
-        world.membership.perform([SendDuplicateIdentity(world.homes[A], report)])
-        assert world.recorder.sent == [(world.homes[A], [], report)]
-
-    play(story)
-
-
-# -- members that do not answer this node
 
 
 def relayed(world: World) -> Contact:
