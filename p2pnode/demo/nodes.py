@@ -1,15 +1,12 @@
 """The processes of the demo: starts daemons and single trainers, polls their status, and ends all of them.
 
 Every process is started in a session of its own, so that Ctrl-C reaches only the demo, which then ends the others in
-order. Each has a mark in its environment that its children inherit: it identifies a trainer that outlives its killed
-daemon.
+order. A trainer ends with its daemon, also with one that is killed (`training.trainer.connection`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
 import signal
 import subprocess
 import time
@@ -25,12 +22,8 @@ REQUEST_TIMEOUT_S = 2.0
 POLL_INTERVAL_S = 0.05
 #: Longest wait for a killed process to end, in seconds.
 KILL_TIMEOUT_S = 5.0
-#: Environment variable with the mark of one process. It is not a setting: it has no double underscore.
-MARK = "P2PNODE_DEMO"
 #: Number of log lines shown when a process fails.
 LAST_LINES = 12
-
-_COUNTER = itertools.count(time.time_ns())  # unique, also if another process reuses this PID
 
 
 class DemoProcess:
@@ -39,7 +32,6 @@ class DemoProcess:
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         self.name = name
         self.log = log
-        self.mark = f"{MARK}={os.getpid()}-{next(_COUNTER)}"
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
@@ -47,7 +39,6 @@ class DemoProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=os.environ | dict([self.mark.split("=")]),
             )
 
     @property
@@ -138,27 +129,4 @@ def end_all(
     for process in processes:
         process.signal(signal.SIGKILL)
     wait_for_exit(processes, KILL_TIMEOUT_S, lambda: False)
-    _kill_leftovers(processes)
     return killed
-
-
-def _leftovers(marks: Sequence[bytes]) -> list[int]:
-    """Ids of the processes that have one of the marks; empty without /proc."""
-    found = []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
-            carried = environment.read_bytes().split(b"\0")
-            if any(mark in carried for mark in marks):
-                found.append(int(environment.parent.name))
-    return found
-
-
-def _kill_leftovers(processes: Sequence[DemoProcess]) -> None:
-    """Kill the children that these processes have left behind, and wait until they have ended."""
-    marks = [process.mark.encode() for process in processes]
-    deadline = time.monotonic() + KILL_TIMEOUT_S
-    while (left := _leftovers(marks)) and time.monotonic() < deadline:
-        for number in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
-        time.sleep(POLL_INTERVAL_S)

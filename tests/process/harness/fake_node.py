@@ -179,8 +179,6 @@ async def main(path: Path) -> None:
     if misbehave == "Die":
         print("the data is missing")
         sys.exit(8)
-    if misbehave == "Fork":
-        await asyncio.create_subprocess_exec("sleep", "600")
     source = FakeSource(config, misbehave.lower())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
