@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from p2pnode.client import STATUS_FILE, NodeClient, RunningNode, find, running_on
 from p2pnode.config.state_folders import LOCAL
-from p2pnode.directory_lock import is_locked
+from p2pnode.directory_lock import is_locked, taken
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
 from p2pnode.log_file import LOG_FILE, of_line, open_log
 
@@ -101,12 +101,7 @@ def _refuse_second(folder: Path) -> None:
         return
     node = find(folder)
     whose = f": process {node.pid}, HTTP API at {node.address}" if node is not None and node.alive else ""
-    raise UserError(
-        f"another node runs on the state directory {folder}{whose}",
-        "end it with `p2pnode leave`; or start another node beside it: `p2pnode start --local`, or "
-        "`p2pnode run --local -- …` with a program, or with its own --state-dir",
-        ExitCode.STATE_DIRECTORY,
-    )
+    raise taken(folder, whose)
 
 
 def _until_up(

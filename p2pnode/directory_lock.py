@@ -34,13 +34,18 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise UserError(
-                f"another node runs on the state directory {folder}",
-                hint="end it with `p2pnode leave`; or start another node beside it: `p2pnode start --local`, or "
-                "`p2pnode run --local -- …` with a program, or with its own --state-dir",
-                exit_code=ExitCode.STATE_DIRECTORY,
-            ) from error
+            raise taken(folder) from error
         yield
+
+
+def taken(folder: Path, whose: str = "") -> UserError:
+    """The error of a second node on a directory; `whose` says more of the first one."""
+    return UserError(
+        f"another node runs on the state directory {folder}{whose}",
+        "end it with `p2pnode leave`; or start another node beside it: `p2pnode start --local`, or "
+        "`p2pnode run --local -- …` with a program, or with its own --state-dir",
+        ExitCode.STATE_DIRECTORY,
+    )
 
 
 def is_locked(folder: Path) -> bool:

@@ -33,8 +33,6 @@ WRITTEN = {
     "peers.json": "the addresses of its peers",
     "capacity.json": "the measured capacity of its line",
     "fences.msgpack": "the terms of shards that this node may no longer accept",
-    "pushed.msgpack": "which of its steps it has pushed",
-    "late-copies": "older copies of shards, kept because the swarm had gone on without them",
     "dispatch.json": "the records that it was training on",
     "dispatch.sqlite": "the queue of records, if it was the master: what is trained of this pass",
     "dispatch.sqlite-shm": "a part of that queue",
