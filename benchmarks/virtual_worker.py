@@ -1,7 +1,7 @@
 """A node of the benchmarks with a virtual clock: real model and optimiser; its exchange takes a share of the next turn.
 
 Values enter the model between two optimiser steps, and what a codec leaves out stays progress
-(`training.trainer.value_entry`).
+(`training.trainer.model.value_entry`).
 """
 
 from __future__ import annotations

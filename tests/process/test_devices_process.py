@@ -20,7 +20,7 @@ from p2pnode.training.devices.host import HostTrainer
 from p2pnode.training.devices.start import make_trainer
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
 from p2pnode.training.supervisor.launch import NodeStart
-from p2pnode.training.trainer.snapshot import seed_all
+from p2pnode.training.trainer.state.snapshot import seed_all
 from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
 from p2pnode.training.trainer_link.messages import derive_node_seed, trainer_id
 from tests.harness.project.repository import ROOT

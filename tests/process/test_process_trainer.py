@@ -96,7 +96,7 @@ def test_one_node_equals_the_bare_loop(world: World) -> None:
     them values enter while the next step is trained."""
     import torch
 
-    from p2pnode.training.trainer.snapshot import seed_all
+    from p2pnode.training.trainer.state.snapshot import seed_all
     from p2pnode.training.trainer_link.messages import derive_node_seed
     from tests.harness.trainers import tasks
 

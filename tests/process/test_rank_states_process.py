@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from p2pnode.training.supervisor.process_trainer import ProcessTrainer
-from p2pnode.training.trainer import snapshot
-from p2pnode.training.trainer.rank_states import rank_file
+from p2pnode.training.trainer.state import snapshot
+from p2pnode.training.trainer.state.rank_states import rank_file
 from p2pnode.training.trainer_link.interface import Restored, StepOrder, TrainerFailed, TrainerHello, Vector
 from tests.harness.runner.long_run import more
 from tests.process.harness.swarm_world import START_S, ProcessNode, kill_all, until

@@ -1,4 +1,4 @@
-"""The base of a node with several trainers, and its progress beyond it, as `training.trainer.vector` has them for one.
+"""The base of a node with several trainers, and its progress beyond it: `training.trainer.model.vector` of one trainer.
 
 The trainers of a cycle load shared values, and begin `carried` beyond them: the node's deltas that those values lack,
 and its progress. Pure.

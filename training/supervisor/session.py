@@ -24,7 +24,6 @@ from p2pnode.overlay.system import ThreadExecutor
 from p2pnode.training.layout import Layout
 from p2pnode.training.supervisor.launch import Launch
 from p2pnode.training.supervisor.process import OUTPUT_END_S, POLITE_S, OutputLog, TrainerProcess, unexpected_end
-from p2pnode.training.supervisor.sender import SocketSender
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.engine_messages import (
     EngineOpened,
@@ -32,6 +31,53 @@ from p2pnode.training.trainer_link.engine_messages import (
 from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello, TrainerLeft
 from p2pnode.training.trainer_link.messages import Hello
 from p2pnode.training.trainer_link.shared_memory import SharedVectors
+
+
+class SocketSender:
+    """Writes messages to one non-blocking socket, in order, without blocking the event loop.
+
+    Most messages are short, and the trainer always reads, so they are written at once. Values of an engine may be
+    larger than the socket's buffer: what it does not take waits in memory, and the script's questions bound how much.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._waiting: list[bytes] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    def send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        """Write, now or as soon as the socket takes it. A broken socket is the reader's to notice. Descriptors travel
+        with a message of the start, when nothing else is under way."""
+        if self._writer is not None:
+            self._waiting.append(data)
+            return
+        try:
+            sent = socket.send_fds(self._connection, [data], list(descriptors))
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            return
+        if sent < len(data):
+            self._waiting.append(data[sent:])
+            self._writer = asyncio.create_task(self._write(), name="trainer-link")
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting:
+                await loop.sock_sendall(self._connection, self._waiting.pop(0))
+        except OSError:
+            self._waiting.clear()
+        finally:
+            self._writer = None
+
+    async def stop(self) -> None:
+        """Write no more; idempotent."""
+        if (writer := self._writer) is not None:
+            writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await writer
+
 
 #: The path of a Unix socket is limited to 108 bytes on Linux and 104 on macOS, with the terminating zero.
 SOCKET_PATH_BYTES = 100

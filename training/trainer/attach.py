@@ -30,10 +30,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.trainer.attached_swarm import AttachedSwarm, ModelChanged, SwarmLost
 from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, end_with_daemon, report_failure
+from p2pnode.training.trainer.model.vector import bare_model
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.script_arguments import ScriptArguments, require_model
 from p2pnode.training.trainer.script_warnings import ScriptWarnings
-from p2pnode.training.trainer.vector import bare_model
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import TrainerFailed
 

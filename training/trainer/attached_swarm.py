@@ -20,23 +20,23 @@ from torch import Tensor, nn
 
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, report_failure
-from p2pnode.training.trainer.contract import ModelContract
 from p2pnode.training.trainer.device_turns import DeviceTurns, refuse_ranks
-from p2pnode.training.trainer.memory_estimate import host_bytes
-from p2pnode.training.trainer.model_description import ModelDescriber
+from p2pnode.training.trainer.model.contract import ModelContract
+from p2pnode.training.trainer.model.memory_estimate import host_bytes
+from p2pnode.training.trainer.model.model_description import ModelDescriber
+from p2pnode.training.trainer.model.value_entry import News, ValueEntry
+from p2pnode.training.trainer.model.vector import ModelVector
+from p2pnode.training.trainer.model.weight_loads import WeightLoads
+from p2pnode.training.trainer.optimizers.step_count import MetricMeans, StepCount
 from p2pnode.training.trainer.rank_agreement import APART_HINT, RankAgreement, difference
-from p2pnode.training.trainer.rank_states import RankStates
 from p2pnode.training.trainer.ranks import Ranks, Turn
 from p2pnode.training.trainer.sampling.shared_data import SharedData
 from p2pnode.training.trainer.script_arguments import ScriptArguments
-from p2pnode.training.trainer.script_state import ScriptState
 from p2pnode.training.trainer.script_surface import NodeKnowledge, ScriptSettings, SignsOfLife, SwarmData
 from p2pnode.training.trainer.script_warnings import ScriptWarnings
-from p2pnode.training.trainer.snapshot import CannotWrite
-from p2pnode.training.trainer.step_count import MetricMeans, StepCount
-from p2pnode.training.trainer.value_entry import News, ValueEntry
-from p2pnode.training.trainer.vector import ModelVector
-from p2pnode.training.trainer.weight_loads import WeightLoads
+from p2pnode.training.trainer.state.rank_states import RankStates
+from p2pnode.training.trainer.state.script_state import ScriptState
+from p2pnode.training.trainer.state.snapshot import CannotWrite
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import Evaluation, StepReport, TrainerFailed, TrainerHello, Vector
 from p2pnode.training.trainer_link.shared_memory import map_vectors

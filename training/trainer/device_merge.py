@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder, Vector
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from p2pnode.training.trainer.connection import DaemonConnection
 from p2pnode.training.trainer.device_merge import DeviceMerge
-from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder, TrainerFailed, Vector
 from p2pnode.training.trainer_link.messages import Start
 from p2pnode.training.trainer_link.step_messages import StepAnswer

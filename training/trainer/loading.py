@@ -15,7 +15,7 @@ import torch
 from p2pnode.training.tasks import BUILT_IN
 from p2pnode.training.tasks.task import Task, TaskError, TrainSpec
 from p2pnode.training.trainer.connection import DaemonGone, StopAsked
-from p2pnode.training.trainer.snapshot import seed_all
+from p2pnode.training.trainer.state.snapshot import seed_all
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
 _METHODS = ("build", "batches", "loss", "evaluate")

@@ -16,7 +16,7 @@ import torch.distributed
 from torch import Tensor
 
 from p2pnode.training.trainer.connection import DaemonGone
-from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
 Shared = TypeVar("Shared")
@@ -90,7 +90,7 @@ class Ranks:
         self._broadcast_turn(_SAVE, Turn(0, 0, 0.0, is_first=False))
 
     def lead_values(self) -> None:
-        """On rank 0: let the other ranks apply what it is about to apply (`training.trainer.value_entry`)."""
+        """On rank 0: let the other ranks apply what it is about to apply (`training.trainer.model.value_entry`)."""
         self._broadcast_turn(_VALUES, Turn(0, 0, 0.0, is_first=False))
 
     def follow(self, save: Callable[[], None], apply: Callable[[], object]) -> Turn | None:

@@ -14,10 +14,10 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from p2pnode.training.trainer.rank_states import optimizer_state
-from p2pnode.training.trainer.schedule import Schedule, Warn
+from p2pnode.training.trainer.model.weight_loads import OnLoad
+from p2pnode.training.trainer.optimizers.schedule import Schedule, Warn
 from p2pnode.training.trainer.script_warnings import ScriptWarnings
-from p2pnode.training.trainer.weight_loads import OnLoad
+from p2pnode.training.trainer.state.rank_states import optimizer_state
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
 #: What code of ours reads or calls of an optimiser. DeepSpeed's and Megatron's are no `torch.optim.Optimizer`.

@@ -202,7 +202,7 @@ BREAKS: dict[int, Break] = {
         "tests/unit/p2pnode/test_directory_lock.py::test_a_state_directory_has_one_node_at_a_time",
     ),
     21: Break(
-        "p2pnode.training.trainer.contract:ModelContract.check",
+        "p2pnode.training.trainer.model.contract:ModelContract.check",
         "nobody looks whether the model is still the one that is exchanged",
         returns(None),
         "tests/unit/training/trainer/test_contract.py::test_every_way_to_replace_a_parameter_is_named",

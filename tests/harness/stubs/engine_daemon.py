@@ -23,7 +23,7 @@ from p2pnode.training.barriers.waiter import BarrierWaiter
 from p2pnode.training.engines.participation import Participation
 from p2pnode.training.progress import Progress
 from p2pnode.training.settings import BarrierSettings, TrainingSettings
-from p2pnode.training.supervisor.sender import SocketSender
+from p2pnode.training.supervisor.session import SocketSender
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.engine_messages import (
     CallAnswered,

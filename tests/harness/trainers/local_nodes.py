@@ -1,7 +1,7 @@
 """A swarm in one process, without its daemons: nodes that train a small model, and merge their deltas after each turn.
 The merged values enter while the next turn is trained.
 
-What loads the weights is what a script's node has, `training.trainer.weight_loads`.
+What loads the weights is what a script's node has, `training.trainer.model.weight_loads`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from p2pnode.training.trainer.vector import ModelVector
-from p2pnode.training.trainer.weight_loads import WeightLoads
+from p2pnode.training.trainer.model.vector import ModelVector
+from p2pnode.training.trainer.model.weight_loads import WeightLoads
 
 CLASSES, INPUTS = 8, 16
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from p2pnode.training.trainer import snapshot
 from p2pnode.training.trainer.loading import build_task
 from p2pnode.training.trainer.runner import TaskRunner
+from p2pnode.training.trainer.state import snapshot
 from p2pnode.training.trainer_link.interface import StepOrder
 from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
 

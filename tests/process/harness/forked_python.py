@@ -40,7 +40,7 @@ START_S = 180.0
 #: What a trainer imports before its first step: `python -m training.trainer`, and a script with `p2pnode.attach`.
 TRAINER = (
     "p2pnode.training.trainer.attach",
-    "p2pnode.training.trainer.memory_estimate",
+    "p2pnode.training.trainer.model.memory_estimate",
     "p2pnode.training.trainer.task_loop",
     "p2pnode",
 )
@@ -76,7 +76,11 @@ class ForkServer:
         listener.bind(self.path)
         listener.listen(64)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("P2PNODE_")}
-        environment |= {"PYTHONPATH": os.pathsep.join(search), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment |= {
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *search]),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
         program = Path(__file__).with_name("fork_server.py")
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-u", str(program), str(listener.fileno()), *modules],

@@ -9,7 +9,7 @@ from torch import nn
 
 from p2pnode.training.few_changes import LOOKS, STEPS_BETWEEN, FewChanges
 from p2pnode.training.layout import Layout, LayoutEntry
-from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer.model.vector import ModelVector
 
 ROWS, COLUMNS = 300, 200
 SIZE = ROWS * COLUMNS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -32,59 +31,41 @@ NOT_NOW_S = 2.0
 IDLE_S = 0.1
 
 
-class TaskSource(Protocol):
-    """Gives tasks one after the other. `is_over`: there will be none any more; `stopped`: the node ends."""
+class _Connected:
+    """What both kinds of sources do with the connection."""
+
+    def __init__(self, connection: DaemonConnection | None) -> None:
+        self._connection = connection
 
     @property
-    def is_over(self) -> bool: ...
-
-    @property
-    def stopped(self) -> bool: ...
-
-    def next_task(self, *, wait: bool) -> RecordTask | None:
-        """The next task; None: there is none now, or the order under way was cancelled."""
-        ...
-
-    def give_up(self, task: RecordTask, reason: str, *, missing: bool) -> None:
-        """No more of this task is drawn, because it cannot be read or decoded. Raises `DaemonGone`."""
-        ...
-
-    def report(self, turn: int, step: int, trained: Sequence[TaskTrained]) -> None:
-        """The delta of this turn is about to be reported. Raises `DaemonGone`."""
-        ...
+    def stopped(self) -> bool:
+        """Whether the node ends."""
+        return self._connection is not None and (self._connection.stopping or self._connection.lost)
 
     def idle(self) -> None:
         """Wait a moment, as a trainer that has nothing to do."""
-        ...
-
-    def state(self) -> str | None:
-        """The position, for a checkpoint; None where the daemon keeps it."""
-        ...
-
-    def restore(self, state: str) -> None:
-        """Go on from a saved position. Raises `ValueError` for one of other files."""
-        ...
+        if self._connection is not None:
+            with contextlib.suppress(DaemonGone):
+                self._connection.send(SignOfLife())
+        time.sleep(IDLE_S)
 
 
-class DispatchedTasks:
-    """The master's, through the daemon. The daemon keeps the position."""
+class DispatchedTasks(_Connected):
+    """The master's, through the daemon. The daemon keeps the position. `is_over`: there will be none any more."""
 
     def __init__(self, connection: DaemonConnection) -> None:
+        super().__init__(connection)
         self.is_over = False
-        self._connection = connection
+        self._daemon = connection
         self._number = 0
         self._is_asking = False
         with contextlib.suppress(DaemonGone):
             connection.send(RecordsOpened())
 
-    @property
-    def stopped(self) -> bool:
-        return self._connection.stopping or self._connection.lost
-
     def next_task(self, *, wait: bool) -> RecordTask | None:
-        """See `TaskSource`. A request that was not answered before stays the one that is waited for, because the daemon
-        may have granted a task by it."""
-        connection = self._connection
+        """The next task; None: there is none now, or the order under way was cancelled. A request that was not answered
+        before stays the one that is waited for, because the daemon may have granted a task by it."""
+        connection = self._daemon
         began_s = time.monotonic()
 
         def gives_up() -> bool:
@@ -105,18 +86,16 @@ class DispatchedTasks:
         return answer.task
 
     def give_up(self, task: RecordTask, reason: str, *, missing: bool) -> None:
-        self._connection.send(RecordsUnreadable(task.task, task.attempt, reason[:4096], missing))
+        """No more of this task is drawn, because it cannot be read or decoded. Raises `DaemonGone`."""
+        self._daemon.send(RecordsUnreadable(task.task, task.attempt, reason[:4096], missing))
 
     def report(self, turn: int, step: int, trained: Sequence[TaskTrained]) -> None:
+        """The delta of this turn is about to be reported. Raises `DaemonGone`."""
         if trained:
-            self._connection.send(RecordsTrained(turn, step, list(trained)))
-
-    def idle(self) -> None:
-        with contextlib.suppress(DaemonGone):
-            self._connection.send(SignOfLife())
-        time.sleep(IDLE_S)
+            self._daemon.send(RecordsTrained(turn, step, list(trained)))
 
     def state(self) -> str | None:
+        """The position, for a checkpoint."""
         return None
 
     def restore(self, state: str) -> None:
@@ -131,7 +110,7 @@ class _LocalPosition(msgspec.Struct, frozen=True):
     trained: int
 
 
-class LocalTasks:
+class LocalTasks(_Connected):
     """All chunks of the files of this machine, pass after pass, in an order of this node's own; a task is a chunk.
 
     `node_seed` differs on each node. Raises `RecordFilesMissing` and `BadDataset`.
@@ -141,14 +120,9 @@ class LocalTasks:
         self._dataset: LocalDataset = read_dataset(source.patterns, source.folder)
         self._source = source
         self._seed = node_seed
-        self._connection = connection
+        super().__init__(connection)
         self._number = self._skip = 0
         self._position = _LocalPosition(len(self._dataset.table), 0, 0)
-
-    @property
-    def stopped(self) -> bool:
-        connection = self._connection
-        return connection is not None and (connection.stopping or connection.lost)
 
     @property
     def is_over(self) -> bool:
@@ -176,16 +150,11 @@ class LocalTasks:
             last = max(trained, key=lambda one: one.task)
             self._position = _LocalPosition(len(self._dataset.table), last.task, last.trained)
 
-    def idle(self) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(DaemonGone):
-                self._connection.send(SignOfLife())
-        time.sleep(IDLE_S)
-
     def state(self) -> str | None:
         return msgspec.json.encode(self._position).decode()
 
     def restore(self, state: str) -> None:
+        """Go on from a saved position. Raises `ValueError` for one of other files."""
         try:
             position = msgspec.json.decode(state, type=_LocalPosition)
         except msgspec.DecodeError as error:
@@ -197,6 +166,9 @@ class LocalTasks:
             )
         self._position = position
         self._number, self._skip = position.number, position.trained
+
+
+TaskSource = DispatchedTasks | LocalTasks
 
 
 def open_tasks(source: RecordSource, node_seed: int, connection: DaemonConnection) -> TaskSource:

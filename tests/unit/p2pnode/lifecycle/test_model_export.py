@@ -24,8 +24,8 @@ from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.model_export import CannotExport, ModelExport, export_path, watched
 from p2pnode.overlay.system import FolderDisk
 from p2pnode.training.settings import TrainingSettings
-from p2pnode.training.trainer.model_description import ModelDescriber
-from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer.model.model_description import ModelDescriber
+from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer_link.interface import ModelDescription, Trainer, TrainerFailed
 from tests.harness.environment.simulated import InlineExecutor, ListLog, VirtualClock
 from tests.harness.project.repository import ROOT

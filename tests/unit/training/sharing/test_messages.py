@@ -33,13 +33,6 @@ def over_the_wire(message: ShareData) -> ShareData:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=ShareData)
 
 
-def test_a_statement_arrives_as_it_was_sent() -> None:
-    """With the numbers of those that the sender has, and the nodes it waits for."""
-    sent = ShareData([STATEMENT], [(TWO, 1, 4)], [TWO])
-    assert over_the_wire(sent) == sent
-    assert over_the_wire(ShareData([])) == ShareData([], [], [])
-
-
 def test_a_member_is_included_by_its_present_start_alone() -> None:
     """What a node left to a former start of a member it does not leave to the next one."""
     assert STATEMENT.includes(TWO, 1)

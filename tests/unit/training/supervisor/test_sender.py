@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from p2pnode.training.supervisor.sender import SocketSender
+from p2pnode.training.supervisor.session import SocketSender
 
 
 async def received(connection: socket.socket, count: int) -> bytes:

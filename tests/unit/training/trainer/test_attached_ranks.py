@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from p2pnode.training.trainer import attached_swarm
 from p2pnode.training.trainer.attached_swarm import AttachedSwarm, SwarmLost
 from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.script_arguments import ScriptArguments
 from p2pnode.training.trainer.script_warnings import ScriptWarnings
-from p2pnode.training.trainer.vector import ModelVector
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import StepOrder, Vector
 from p2pnode.training.trainer_link.shared_memory import SharedVectors

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from p2pnode.training.trainer.device_merge import DeviceMerge
-from p2pnode.training.trainer.vector import ModelVector
+from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder
 
 ORDER = StepOrder(1, 1, 1.0, is_first=False, keeps_delta=True)

@@ -12,7 +12,7 @@ import pytest
 
 from p2pnode.training.tasks.task import TrainSpec
 from p2pnode.training.trainer.attached_swarm import ModelChanged
-from p2pnode.training.trainer.snapshot import seed_all
+from p2pnode.training.trainer.state.snapshot import seed_all
 from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed, Vector
 from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
 from p2pnode.training.trainer_link.step_messages import StepAnswer

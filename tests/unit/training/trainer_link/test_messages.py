@@ -47,19 +47,3 @@ def test_node_seeds_differ_by_node_and_by_seed_and_are_stable() -> None:
     assert first == messages.derive_node_seed(0, b"a" * 20) == 5271637714414205739
     assert len({first, messages.derive_node_seed(1, b"a" * 20), messages.derive_node_seed(0, b"b" * 20)}) == 3
     assert 0 <= first < 1 << 63
-
-
-def test_start_seeds_differ_by_node_by_start_of_the_node_and_by_start_of_its_script() -> None:
-    """Scripts that shuffle with it read other batches on every machine, and none twice in the same order."""
-    calls = [
-        (0, b"a" * 20, 1, 1),
-        (1, b"a" * 20, 1, 1),
-        (0, b"b" * 20, 1, 1),
-        (0, b"a" * 20, 2, 1),
-        (0, b"a" * 20, 1, 2),
-    ]
-    seeds = [messages.derive_start_seed(*call) for call in calls]
-
-    assert seeds == [messages.derive_start_seed(*call) for call in calls]
-    assert len(set(seeds)) == len(calls)
-    assert all(0 <= seed < 1 << 63 for seed in seeds)

@@ -1,0 +1,61 @@
+"""Snapshots of the trainer's own state: content, atomic writing, and files that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2pnode.training.trainer.state import snapshot
+from p2pnode.training.trainer.state.snapshot import CannotWrite
+from p2pnode.training.trainer_link.interface import TrainerFailed
+from tests.harness.trainers.task_node import TaskNode as Node
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_integer_buffers_are_in_the_snapshot(tmp_path: Path) -> None:
+    """They are the node's own and in no vector, so they are saved with its state."""
+    node = Node("Normed")
+    node.train(range(1, 3))
+    node.save(tmp_path / "state")
+    fresh = Node("Normed")
+
+    fresh.runner.restore(tmp_path / "state")
+
+    assert int(fresh.spec.model[1].num_batches_tracked) == 10  # type: ignore[index,union-attr,arg-type]
+
+
+def test_a_snapshot_is_read_without_running_anything(tmp_path: Path) -> None:
+    """It holds tensors and plain values only."""
+    node = Node("Adaptive")
+    node.train(range(1, 2))
+    node.save(tmp_path / "state")
+
+    assert torch.load(tmp_path / "state", weights_only=True)["format"] == snapshot.FORMAT
+
+
+def test_a_snapshot_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    """The sentence names the path; the old file stays and no half-written one is left."""
+    node = Node("Plain")
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(CannotWrite, match="could not be written"):
+        node.save(tmp_path / "file" / "state")
+    assert [path.name for path in tmp_path.rglob("*")] == ["file"]
+
+
+@pytest.mark.parametrize("content", [b"", b"no snapshot", None])
+def test_a_snapshot_that_does_not_fit_is_named(tmp_path: Path, content: bytes | None) -> None:
+    """Junk, and the state of another task, are refused with the path and what to do."""
+    path = tmp_path / "state"
+    if content is None:
+        Node("Line").save(path)
+    else:
+        path.write_bytes(content)
+
+    with pytest.raises(TrainerFailed, match=str(path)) as failure:
+        Node("Normed").runner.restore(path)
+    assert failure.value.fatal
+    assert "remove the file" in failure.value.hint

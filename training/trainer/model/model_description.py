@@ -1,0 +1,192 @@
+"""Describes the whole model to the daemon, which writes the model's file itself (`training.model_file`).
+
+So the daemon can write it when this process has ended, and `p2pnode export` from a checkpoint alone. Tensors that
+training never changes are written once, to a file beside the checkpoints, by a thread of their own: a frozen base model
+may have gigabytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from p2pnode.training.model_file import DTYPES, VECTOR_DTYPES, TensorInfo, file_pieces, fixed_name
+from p2pnode.training.trainer.model.vector import (
+    ModelVector,
+    bare_model,
+    canonical_name,
+    dtype_name,
+    storage_key,
+    tensors_digest,
+)
+from p2pnode.training.trainer.optimizers.schedule import Warn
+from p2pnode.training.trainer.state.snapshot import CannotWrite, write_whole
+from p2pnode.training.trainer_link.interface import ModelDescription, TensorSource
+
+#: A trainer that says nothing for ten seconds counts as hung.
+ALIVE_INTERVAL_S = 1.0
+#: Of tensors that are sent with each description: counters, fixed tensors that have changed, and what a module adds to
+#: its state_dict. What exceeds it, the largest first, is left out of the model's file.
+MAX_LOCAL_BYTES = 32 * 1024 * 1024
+#: Names in a warning.
+MAX_NAMES = 5
+
+CHANGED = "training changes these tensors, which are not exchanged: the model's file has those of one node"
+INCLUDE = (
+    "leave them as they are, or exchange them: p2pnode.attach or SwarmCallback with include_frozen=True on all nodes"
+)
+TOO_LARGE = (
+    f"of this node's own tensors the model's file has at most {MAX_LOCAL_BYTES >> 20} MiB; save them in the script"
+)
+NO_TENSOR = "a model's file has plain tensors only; save them in the script"
+
+
+class ModelDescriber:
+    """Made when the model is built."""
+
+    def __init__(self, model: nn.Module, vector: ModelVector, warn: Warn) -> None:
+        self._model = bare_model(model)
+        self._vector = vector
+        self._warn = warn
+        self._layout_digest = vector.layout.digest()
+        self._fixed_digest: dict[tuple[str, ...], str] = {tuple(sorted(vector.fixed)): vector.frozen_digest}
+        self._writer: _FixedWriter | None = None
+        self._warned: set[tuple[str, str]] = set()
+
+    def describe(self, folder: str, *, wait: bool, alive: Callable[[], None] = lambda: None) -> ModelDescription:
+        """The model as it is now; the fixed tensors are written to `folder`, if it is named. `alive` is called now and
+        then while they are waited for. Raises `CannotWrite`."""
+        changed = self._vector.unshared.changed()
+        self._warn_once("fixed_tensor_changed", changed, CHANGED, INCLUDE)
+        fixed = {name: tensor for name, tensor in self._vector.fixed.items() if name not in changed}
+        local: dict[str, Tensor] = {}
+        sources = list(self._sources(fixed, changed, local))
+        # Only what a state_dict names: a frozen tensor may be under a name of the vector too.
+        named = {source.source for source in sources if source.kind == "fixed"}
+        fixed = {name: tensor for name, tensor in fixed.items() if name in named}
+        left_out = _too_large(local)
+        self._warn_once("not_in_the_model_file", left_out, TOO_LARGE)
+        sources = [source for source in sources if source.kind != "local" or source.source not in left_out]
+        raw = {name: _raw(tensor) for name, tensor in local.items() if name not in left_out}
+        digest = self._digest(fixed) if fixed else ""
+        if folder and fixed:
+            writer = self._write(Path(folder) / fixed_name(digest), fixed)
+            if wait and writer is not None:
+                writer.finish(alive)
+        return ModelDescription(self._layout_digest, digest, tuple(sources), raw)
+
+    def _sources(
+        self, fixed: dict[str, Tensor], changed: dict[str, Tensor], local: dict[str, Tensor]
+    ) -> Iterator[TensorSource]:
+        """Where each entry of the `state_dict` is; fills `local`."""
+        entries = {entry.name: entry for entry in self._vector.layout.entries}
+        in_vector = {storage_key(tensor): name for name, tensor in self._vector.named_tensors()}
+        in_fixed = {storage_key(tensor): name for name, tensor in fixed.items()}
+        own = self._vector.local_buffers | changed
+        in_local = {storage_key(tensor): name for name, tensor in own.items()}
+        others: list[str] = []
+        for full_name, value in self._model.state_dict().items():
+            name = canonical_name(full_name)
+            if not isinstance(value, Tensor):
+                others.append(name)
+                continue
+            dtype, shape, key = dtype_name(value), tuple(value.shape), storage_key(value)
+            if dtype not in DTYPES:
+                others.append(name)
+                continue
+            entry = entries.get(name)
+            by_name = entry is not None and entry.shape == shape
+            if (key in in_vector or by_name) and dtype in VECTOR_DTYPES:
+                # A state_dict hook may return a copy of a tensor, under its own name.
+                yield TensorSource(name, dtype, shape, "vector", in_vector.get(key, name))
+            elif key in in_fixed or _is_like(value, fixed.get(name)):
+                yield TensorSource(name, dtype, shape, "fixed", in_fixed.get(key, name))
+            else:
+                source = in_local.get(key, name)
+                local.setdefault(source, value)
+                yield TensorSource(name, dtype, shape, "local", source)
+        self._warn_once("not_in_the_model_file", others, NO_TENSOR)
+
+    def _warn_once(self, event: str, names: Iterable[str], text: str, do: str = "") -> None:
+        """Warn of names that this event has not named before."""
+        new = [name for name in names if (event, name) not in self._warned]
+        self._warned.update((event, name) for name in new)
+        if new:
+            more = f" and {len(new) - MAX_NAMES} more" if len(new) > MAX_NAMES else ""
+            self._warn(event, f"{', '.join(new[:MAX_NAMES])}{more}: {text}", do)
+
+    def _digest(self, fixed: dict[str, Tensor]) -> str:
+        names = tuple(sorted(fixed))
+        if names not in self._fixed_digest:
+            self._fixed_digest[names] = tensors_digest(sorted(fixed.items()))
+        return self._fixed_digest[names]
+
+    def _write(self, path: Path, fixed: dict[str, Tensor]) -> _FixedWriter | None:
+        """The writer of that file, begun now or before; None if it is there already."""
+        if self._writer is None or self._writer.path != path or self._writer.failed:
+            if path.exists():
+                return None
+            self._writer = _FixedWriter(path, fixed)
+        return self._writer
+
+
+class _FixedWriter:
+    """Writes one file in a thread."""
+
+    def __init__(self, path: Path, tensors: dict[str, Tensor]) -> None:
+        self.path = path
+        self._tensors = tensors
+        self._error: CannotWrite | None = None
+        self._thread = threading.Thread(target=self._run, name="p2pnode-fixed-tensors", daemon=True)
+        self._thread.start()
+
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
+    def finish(self, alive: Callable[[], None]) -> None:
+        """Wait until the file is complete, and call `alive` every second. Raises `CannotWrite`."""
+        while self._thread.is_alive():
+            self._thread.join(ALIVE_INTERVAL_S)
+            alive()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        infos = [TensorInfo(name, dtype_name(value), tuple(value.shape)) for name, value in self._tensors.items()]
+
+        def write(path: Path) -> None:
+            with path.open("wb") as file:
+                for piece in file_pieces(infos, lambda info: [_raw(self._tensors[info.name])]):
+                    file.write(piece)
+
+        try:
+            write_whole(self.path, write)
+        except CannotWrite as error:
+            self._error = error
+
+
+def _is_like(value: Tensor, other: Tensor | None) -> bool:
+    return other is not None and (value.dtype, value.shape) == (other.dtype, other.shape)
+
+
+def _too_large(local: Mapping[str, Tensor]) -> list[str]:
+    """The largest of them, without which the others have at most `MAX_LOCAL_BYTES`."""
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in local.items()}
+    total, found = sum(sizes.values()), []
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        if total <= MAX_LOCAL_BYTES:
+            break
+        total -= sizes[name]
+        found.append(name)
+    return found
+
+
+def _raw(tensor: Tensor) -> bytes:
+    """A tensor's bytes, in the order of its values."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
