@@ -7,7 +7,6 @@ read when the first browser asks, because most nodes never serve one.
 from __future__ import annotations
 
 import hashlib
-import re
 import zlib
 from importlib import resources
 from typing import NamedTuple
@@ -41,9 +40,6 @@ HEADERS = {
 }
 
 
-_COMMENTS = re.compile(rb"^[ \t]*(?://[^\n]*|/\*\*.*?\*/[ \t]*)\n", re.MULTILINE | re.DOTALL)
-
-
 class File(NamedTuple):
     """One file, ready to be served. `packed` is the body in gzip, for slow lines. `tag` is the entity tag, with its
     quotes; it is weak, because both are the same file."""
@@ -52,11 +48,6 @@ class File(NamedTuple):
     packed: bytes
     content_type: str
     tag: str
-
-
-def lean(script: bytes) -> bytes:
-    """A script without comments that have lines of their own: a fifth of it, which no browser needs."""
-    return _COMMENTS.sub(b"", script)
 
 
 def packed(body: bytes) -> bytes:
@@ -78,8 +69,6 @@ def read_files() -> dict[str, File]:
         body = entry.read_bytes()
         if suffix == ".html":
             body = body.replace(END_LINE, end)
-        elif suffix == ".js" and ".min." not in entry.name:
-            body = lean(body)
         tag = f'W/"{hashlib.sha256(body).hexdigest()[:16]}"'
         files[names.get(entry.name, STATIC + entry.name)] = File(body, packed(body), CONTENT_TYPES[suffix], tag)
     return files

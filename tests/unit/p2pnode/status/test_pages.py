@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from p2pnode.status.pages import END_LINE, POLICY, STATIC, lean, read_files
+from p2pnode.status.pages import END_LINE, POLICY, STATIC, read_files
 from tests.harness.project.repository import ROOT
 
 #: Bytes of a page with everything that it loads, uncompressed.
-MOST_BYTES = 150_000
+MOST_BYTES = 160_000
 
 
 def loaded_by(page: str) -> set[str]:
@@ -35,7 +35,7 @@ def loaded_by(page: str) -> set[str]:
 
 
 def test_both_pages_and_all_that_they_load_are_small() -> None:
-    """The page and its scripts have less than 150 KB, without compression; nothing is loaded from elsewhere."""
+    """The page and its scripts have less than 160 KB, without compression; nothing is loaded from elsewhere."""
     files = read_files()
     for page in ("/", "/swarm"):
         paths = loaded_by(page)
@@ -98,22 +98,6 @@ def test_the_package_contains_them() -> None:
     assert {path.name for path in folder.iterdir() if path.name != "package.json"} <= taken
     assert "p2pnode/status/static/LICENSE-uPlot.txt" in project["project"]["license-files"]
     assert "MIT" in (folder / "LICENSE-uPlot.txt").read_text()
-
-
-def test_scripts_are_served_without_the_comments_that_have_their_own_lines() -> None:
-    """Comments go, with their lines; code stays to the byte, also where it looks like a comment."""
-    source = (
-        b'// why\n/** @type {x} */\nconst a = "// no";  // kept\n  /**\n   * two\n   */\n'
-        b"\tf(/** @type {y} */ (a));\nx = 1\n  * 2;\n"
-    )
-
-    assert lean(source) == b'const a = "// no";  // kept\n\tf(/** @type {y} */ (a));\nx = 1\n  * 2;\n'
-    assert lean(b"/** @type {z} */ (a).b();\n") == b"/** @type {z} */ (a).b();\n", "code follows on the line"
-    files = read_files()
-    for path in loaded_by("/") | loaded_by("/swarm"):
-        if path.endswith(".js") and ".min." not in path:
-            assert b"\n/**" not in files[path].body
-            assert b"\n//" not in files[path].body
 
 
 def test_the_packed_form_is_the_same_file() -> None:
