@@ -103,16 +103,14 @@ def pull_order(local: float, glob: float) -> StepOrder:
     return StepOrder(1, 1, 1.0, is_first=False, local_pull=local, global_pull=glob)
 
 
-def pulled(
-    of: StepOrder, *vectors: Vector, leader: torch.Tensor | None = None, dtype: torch.dtype = torch.float32
-) -> list[float]:
+def pulled(of: StepOrder, *vectors: Vector, dtype: torch.dtype = torch.float32) -> list[float]:
     """A model whose values are 0, after one optimiser step."""
     model = nn.Linear(2, 1).to(dtype)
     pulls = LeaderPulls(ModelVector(model), vectors)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    pulls.begin(of, leader)
+    pulls.begin(of)
     pulls.apply()
     return [float(value) for parameter in model.parameters() for value in parameter.detach().reshape(-1)]
 
@@ -132,14 +130,6 @@ def test_without_a_share_or_without_leaders_nothing_is_pulled() -> None:
     assert pulled(pull_order(0.5, 0.5)) == [0.0] * 3
     assert pulled(pull_order(0.5, 0.5), NODE) == [4.0] * 3
     assert pulled(pull_order(1.0, 0.0), NODE, SWARM) == [8.0] * 3
-
-
-def test_values_of_the_leader_on_the_device_replace_those_in_memory() -> None:
-    """Those of the swarm's leader stay."""
-    leader = torch.full((3,), 32.0)
-
-    assert pulled(pull_order(0.25, 0.0), NODE, SWARM, leader=leader) == [8.0] * 3
-    assert pulled(pull_order(0.0, 0.25), NODE, SWARM, leader=leader) == [4.0] * 3
 
 
 def test_what_a_leader_does_during_a_turn_counts_in_the_next_where_it_is_elsewhere() -> None:
