@@ -225,7 +225,7 @@ def _joined(arrays: Sequence[_Array]) -> Iterator[bytes]:
 
 
 def _rows(array: _Array) -> Iterator[Any]:
-    """The rows, read in blocks; rows without dimensions are NumPy scalars, or text and bytes."""
+    """The rows, read in blocks; rows without dimensions are NumPy scalars, and text is text or lists of it."""
     count, shape = array.shape[0], array.shape[1:]
     row_bytes = math.prod(shape) * array.dtype.itemsize
     step = max(1, _BLOCK_BYTES // max(1, row_bytes))
@@ -258,8 +258,6 @@ def _array(path: Path, archive: zipfile.ZipFile, stack: contextlib.ExitStack, me
         raise BadSource(path, f"it is not an array: {error}", name) from None
     if dtype.hasobject:
         raise BadSource(path, "it has Python objects, which are not unpickled", name)
-    if dtype.kind in "SU" and len(shape) > 1:
-        raise BadSource(path, f"text of shape {_shape(shape)} is not supported, only one text a row", name)
     if not shape:
         raise BadSource(path, "it is a single value: each array needs a first axis for the records", name)
     whole = None
