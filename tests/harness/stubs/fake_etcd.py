@@ -69,6 +69,8 @@ class FakeEtcd:
         writes = [one for one in requests if "request_range" not in one]
         if writes and self.full:
             raise EtcdRefused(8, "etcdserver: mvcc: database space exceeded")
+        if any(one.get("request_put", {}).get("lease", "") not in ("", *self.leases) for one in writes):
+            raise EtcdRefused(5, "etcdserver: requested lease not found")  # a late copy must not hold a lock for ever
         self.revision += bool(writes)
         responses = []
         for one in requests:
