@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pnode.overlay.sealing.refusal import Refused
+from p2pnode.overlay.errors import Refused
 
 #: That of p2pnode has about 520 bytes, or 1,800 with a post-quantum key share.
 MAX_HELLO_BYTES = 4096

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
+from p2pnode.overlay.errors import Refused
 from p2pnode.overlay.rate_limits import RateLimit, TokenBucket
 from p2pnode.overlay.sealing.handshake import Epoch, HandshakeInit
-from p2pnode.overlay.sealing.refusal import Refused
 
 #: Clocks of two members may differ by this much. Beyond it inits get no answer, and a warning is logged here.
 CLOCK_BOUND_S = 60.0

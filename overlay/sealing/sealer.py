@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from p2pnode.overlay.addresses import Address, NodeAddress, id_behind
+from p2pnode.overlay.errors import Refused
 from p2pnode.overlay.identity import Identity
 from p2pnode.overlay.sealing.handshake import (
     BOOT_NONCE_BYTES,
@@ -36,7 +37,6 @@ from p2pnode.overlay.sealing.handshake import (
     session_keys,
 )
 from p2pnode.overlay.sealing.init_filter import InitFilter, microseconds
-from p2pnode.overlay.sealing.refusal import Refused
 from p2pnode.overlay.sealing.session import MAX_DATAGRAMS, SEAL_BYTES, Session, index_of
 from p2pnode.overlay.sealing.swarm_key import KeyRing
 from p2pnode.overlay.transport import MAX_DATAGRAM_BYTES

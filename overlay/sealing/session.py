@@ -12,8 +12,8 @@ import struct
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from p2pnode.overlay.errors import Refused
 from p2pnode.overlay.sealing.handshake import INDEX_BYTES, SEALED, TAG_BYTES
-from p2pnode.overlay.sealing.refusal import Refused
 
 _HEADER = struct.Struct(f">B{INDEX_BYTES}sQ")
 HEADER_BYTES = _HEADER.size

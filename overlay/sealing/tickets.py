@@ -20,9 +20,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum
 
+from p2pnode.overlay.errors import Refused
 from p2pnode.overlay.sealing.client_hello import server_name
 from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
-from p2pnode.overlay.sealing.refusal import Refused
 from p2pnode.overlay.sealing.swarm_key import KeyRing
 
 RANDOM_BYTES, MAC_BYTES = 8, 16

@@ -7,7 +7,6 @@ The caller names the peer: a proven node id, or an address group if there is no 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from contextlib import AbstractAsyncContextManager
 
 #: Requests handled at once. Others wait; the places for connections and the timeouts of their senders bound the queue.
@@ -20,46 +19,6 @@ WAITING_SHARE = 0.75
 MAX_HANDLERS_PER_PEER = 128
 
 
-class _Seats:
-    """So many places; who finds none waits in turn. As `asyncio.Semaphore`, without an await where one is free."""
-
-    __slots__ = ("_free", "_turns")
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._turns: deque[asyncio.Future[None]] | None = None  # made when somebody has to wait
-
-    def take_free(self) -> bool:
-        """Occupy a place if one is free."""
-        if self._free:
-            self._free -= 1
-            return True
-        return False
-
-    async def take(self) -> None:
-        """Wait for a place, and occupy it."""
-        turn = asyncio.get_running_loop().create_future()
-        turns = self._turns = deque() if self._turns is None else self._turns
-        turns.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():
-                self.give()  # it was this one's turn already
-            elif turn in turns:
-                turns.remove(turn)
-            raise
-
-    def give(self) -> None:
-        """Leave a place to the next, or free it."""
-        while turns := self._turns:
-            turn = turns.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
-
-
 class _Places:
     """Places for handlers, of which those that wait for other nodes may take `WAITING_SHARE`."""
 
@@ -68,10 +27,10 @@ class _Places:
     def __init__(self, count: int) -> None:
         #: How many handlers have a place, or wait for one.
         self.open = 0
-        self._all = _Seats(count)
-        self._waiting = _Seats(max(1, int(WAITING_SHARE * count)))
+        self._all = asyncio.Semaphore(count)
+        self._waiting = asyncio.Semaphore(max(1, int(WAITING_SHARE * count)))
 
-    def wanted(self, *, waits: bool) -> list[_Seats]:
+    def wanted(self, *, waits: bool) -> list[asyncio.Semaphore]:
         """Where a handler needs a place, in this order."""
         return [self._waiting, self._all] if waits else [self._all]
 
@@ -81,7 +40,7 @@ class _Occupied:
 
     __slots__ = ("_limiter", "_peer", "_seats", "_taken")
 
-    def __init__(self, limiter: HandlerLimiter, peer: bytes | str, seats: list[_Seats]) -> None:
+    def __init__(self, limiter: HandlerLimiter, peer: bytes | str, seats: list[asyncio.Semaphore]) -> None:
         self._limiter = limiter
         self._peer = peer
         self._seats = seats
@@ -90,8 +49,7 @@ class _Occupied:
     async def __aenter__(self) -> None:
         try:
             for seats in self._seats:
-                if not seats.take_free():
-                    await seats.take()
+                await seats.acquire()
                 self._taken += 1
         except BaseException:
             self._leave()
@@ -102,7 +60,7 @@ class _Occupied:
 
     def _leave(self) -> None:
         for seats in self._seats[: self._taken]:
-            seats.give()
+            seats.release()
         if self._peer:
             self._limiter.left(self._peer)
 

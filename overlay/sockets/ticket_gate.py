@@ -13,8 +13,8 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
+from p2pnode.overlay.errors import Refused
 from p2pnode.overlay.sealing.client_hello import MAX_HELLO_BYTES
-from p2pnode.overlay.sealing.refusal import Refused
 from p2pnode.overlay.sealing.tickets import TicketVerdict
 from p2pnode.overlay.sockets.listener import Listener
 

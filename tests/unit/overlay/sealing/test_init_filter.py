@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from p2pnode.overlay.errors import Refused
 from p2pnode.overlay.identity import Identity, identity_from_seed
 from p2pnode.overlay.sealing import init_filter
 from p2pnode.overlay.sealing.handshake import Epoch, HandshakeInit, make_init
 from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S, INITS, InitFilter, microseconds
-from p2pnode.overlay.sealing.refusal import Refused
 from p2pnode.overlay.sealing.swarm_key import SwarmKey
 
 EPOCH, OTHER_EPOCH = Epoch(SwarmKey(b"\1" * 32), "tests"), Epoch(SwarmKey(b"\2" * 32), "tests")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pnode.overlay.sealing.refusal import Refused
+from p2pnode.overlay.errors import Refused
 from p2pnode.overlay.sealing.session import REQUEST_PREFIX, SEAL_BYTES, WINDOW, Session, index_of
 
 
