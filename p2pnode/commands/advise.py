@@ -8,8 +8,8 @@ import typer
 
 from p2pnode.commands.options import JsonOption
 from p2pnode.commands.output import print_json, print_line
-from p2pnode.commands.simulate import progress_bar
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.screen import progress_bar
 
 if TYPE_CHECKING:
     from p2pnode.training.settings import BarrierSettings
@@ -51,8 +51,8 @@ def advise(
     _require_measured(status, steps, bare)
     try:
         measured = _measured(status, steps, peers, bare)
-        with progress_bar("simulating the candidates") as shown:
-            found = advice.advise(measured, seed=seed, keep=keep, present=_present(status), progress=shown)
+        with progress_bar("simulating the candidates") as bar:
+            found = advice.advise(measured, seed=seed, keep=keep, present=_present(status), progress=bar.show)
     except (BadModel, ValueError) as error:
         raise UserError(str(error), "ask again after the swarm has trained for some steps", ExitCode.USAGE) from None
     if as_json:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -175,21 +175,12 @@ def _plan(options: dict[str, Any]) -> Plan:
 
 
 def _run(plan: Plan, engine: str, moments: list[float], name: str) -> Any:
-    from typing import get_args
-
     from p2pnode.training.simulation.run import EngineName, simulate
 
     if engine not in get_args(EngineName):
         raise ValueError(f'--engine "{engine}" is none of {", ".join(get_args(EngineName))}')
-    with progress_bar(f"{name}, {plan.nodes} nodes") as shown:
-        return simulate(plan, engine=engine, moments_s=moments, progress=shown)  # type: ignore[arg-type]
-
-
-@contextmanager
-def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
-    """A progress bar on standard error, if that is a terminal. The yielded function takes the share done."""
-    with screen.progress_bar(text) as shown:
-        yield shown.show
+    with screen.progress_bar(f"{name}, {plan.nodes} nodes") as bar:
+        return simulate(plan, engine=engine, moments_s=moments, progress=bar.show)  # type: ignore[arg-type]
 
 
 def _title(plan: Plan) -> str:
@@ -261,8 +252,11 @@ def reproduce(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     began = time.monotonic()
     try:
-        with _writing(out), _stages() as shown:
-            rows = make(ReproductionRequest(names, out, data_dir, processes or cores, shown))
+        with _writing(out), screen.progress_bar("") as bar:
+            request = ReproductionRequest(
+                names, out, data_dir, processes or cores, lambda text, share: bar.show(share, what=text)
+            )
+            rows = make(request)
     except BadData as error:
         raise UserError(str(error), "name the folder with the four MNIST files", ExitCode.TRAINER) from error
     missed = [row for row in rows if row.within is False]
@@ -284,10 +278,3 @@ def reproduction_table(rows: list[Row]) -> str:
     verdict = {True: "within", False: "NOT WITHIN", None: ""}
     cells = [(row.figure, row.what, row.published, row.ours, row.tolerance, verdict[row.within]) for row in rows]
     return columns(("figure", "what", "published", "ours", "tolerance", "verdict"), cells)
-
-
-@contextmanager
-def _stages() -> Iterator[Callable[[str, float], None]]:
-    """Like `progress_bar`, for work with named stages."""
-    with screen.progress_bar("") as shown:
-        yield lambda text, share: shown.show(share, what=text)

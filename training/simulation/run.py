@@ -8,7 +8,7 @@ from typing import Literal
 
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.simulation.engines.compiled import run_compiled
-from p2pnode.training.simulation.engines.reference import Observer, ReferenceEngine
+from p2pnode.training.simulation.engines.reference import ReferenceEngine
 from p2pnode.training.simulation.model.outcome import Outcome
 from p2pnode.training.simulation.model.plan import Plan
 
@@ -28,20 +28,19 @@ def simulate(
     engine: EngineName = "auto",
     moments_s: Sequence[float] = (),
     keep_trace: bool = False,
-    observer: Observer | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Outcome:
     """Run one plan. `progress` is called repeatedly with the share done, in [0, 1].
 
     Raises `NotCompiled`, and `BarrierNotFound` if a custom barrier cannot be imported.
     """
-    reason = why_not_compiled(plan) if observer is None else "an observer needs the reference engine"
+    reason = why_not_compiled(plan)
     if engine == "compiled" and reason:
         raise NotCompiled(reason)
     is_small = plan.nodes * plan.duration_s <= REFERENCE_STEPS * plan.steps.mean_s
     if not reason and (engine == "compiled" or (engine == "auto" and not is_small)):
         return run_compiled(plan, moments_s=moments_s, keep_trace=keep_trace, progress=progress)
-    return ReferenceEngine(plan, moments_s=moments_s, keep_trace=keep_trace, progress=progress).run(observer)
+    return ReferenceEngine(plan, moments_s=moments_s, keep_trace=keep_trace, progress=progress).run()
 
 
 def has_numba() -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.simulation.engines.reference import ReferenceEngine
 from p2pnode.training.simulation.model.plan import Churn, Plan
 from p2pnode.training.simulation.model.random_streams import RandomStream
 from p2pnode.training.simulation.run import simulate
@@ -31,7 +32,7 @@ def test_the_barrier_does_not_change_how_long_a_step_takes() -> None:
             if node == 7:
                 taken.append(now - began[node])
 
-    simulate(small_plan("bsp", 20, 0, discipline="event", duration_s=60.0), observer=Watch())
+    ReferenceEngine(small_plan("bsp", 20, 0, discipline="event", duration_s=60.0)).run(Watch())
 
     np.testing.assert_allclose(taken[:12], expected)
 
