@@ -1,14 +1,12 @@
-"""Token buckets, their table, and concurrency limits, on a clock that is passed in."""
+"""Token buckets and their table, on a clock that is passed in."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pnode.overlay.rate_limits import RateLimit, RateLimiter, TokenBucket
+from p2pnode.overlay.rate_limits import MAX_PARTIES, RateLimit, RateLimiter, TokenBucket
 
 TEN = RateLimit(rate_per_s=10.0, burst=5.0)
 
@@ -24,13 +22,6 @@ def test_a_burst_passes_and_then_the_rate_holds() -> None:
     assert bucket.take(100.0 + wait_s) > 0.0
 
 
-def test_a_rate_of_zero_is_no_limit() -> None:
-    """A rate of zero never refuses."""
-    bucket = TokenBucket(RateLimit(0.0, 0.0), now=0.0)
-
-    assert [bucket.take(0.0) for _ in range(1000)] == [0.0] * 1000
-
-
 def test_a_clock_that_steps_back_neither_gives_nor_takes() -> None:
     """After a step back the bucket is unchanged, and fills again only after the old time."""
     bucket = TokenBucket(TEN, now=10.0)
@@ -40,14 +31,6 @@ def test_a_clock_that_steps_back_neither_gives_nor_takes() -> None:
     assert bucket.take(3.0) > 0.0
     assert bucket.take(10.05) > 0.0
     assert bucket.take(10.1) == 0.0
-
-
-def test_a_request_larger_than_the_bucket_leaves_a_negative_balance() -> None:
-    """It succeeds when the bucket is full, and the next request waits until the balance is positive again."""
-    bucket = TokenBucket(TEN, now=0.0)
-
-    assert bucket.take(0.0, 20.0) == 0.0
-    assert bucket.take(0.0, 1.0) == pytest.approx((1 + 15) / 10)
 
 
 @given(
@@ -78,23 +61,12 @@ def test_parties_do_not_take_from_each_other() -> None:
     assert limits.take("modest", 0.0) == 0.0
 
 
-def test_inventing_parties_does_not_multiply_the_limit() -> None:
-    """With the table full, newcomers share one bucket, and the table does not grow."""
-    print("seed 7")
-    generator = random.Random(7)
-    limits: RateLimiter[int] = RateLimiter(TEN, max_parties=10)
-    granted = sum(not limits.take(generator.randrange(1 << 60), 0.0) for _ in range(10_000))
+def test_the_parties_are_bounded() -> None:
+    """The one that asked longest ago is forgotten; one that goes on asking keeps its limit."""
+    limits: RateLimiter[int] = RateLimiter(TEN)
+    for party in range(2 * MAX_PARTIES):
+        limits.take(party, 0.0)
+        refused = limits.take(-1, 0.0)
 
-    assert len(limits) == 10
-    assert granted == 10 + 5
-
-
-def test_recovered_parties_make_room_first() -> None:
-    """A full table removes parties whose bucket is full again, and keeps the others."""
-    limits: RateLimiter[str] = RateLimiter(TEN, max_parties=2)
-    limits.take("old", 0.0)
-    while not limits.take("busy", 10.0):
-        pass
-
-    assert limits.take("new", 10.0) == 0.0
-    assert limits.take("busy", 10.0) > 0.0
+    assert len(limits) == MAX_PARTIES
+    assert refused > 0.0
