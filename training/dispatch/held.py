@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
@@ -29,14 +28,6 @@ class SavedTask(msgspec.Struct, frozen=True, array_like=True):
     trained: int
 
 
-class Complete(NamedTuple):
-    """A task that this node is done with: finished, or to be given back with the first `trained` of its records."""
-
-    task: int
-    attempt: int
-    trained: int
-
-
 @dataclass(slots=True)
 class HeldTask:
     """`reports`: step → records reported with it, for steps that are not counted yet."""
@@ -50,6 +41,10 @@ class HeldTask:
     @property
     def key(self) -> Key:
         return self.task.task, self.task.attempt
+
+    @property
+    def state(self) -> Held:
+        return Held(*self.key, self.counted)
 
     @property
     def reported(self) -> int:
@@ -73,9 +68,10 @@ class HeldTasks:
         found = HeldTask(task, lease_s, max(task.skip, trained))
         self._tasks.setdefault(found.key, found)
 
-    def remove(self, key: Key) -> HeldTask | None:
-        """It is no longer this node's; returns it, if it was."""
-        return self._tasks.pop(key, None)
+    def remove(self, key: Key) -> Held | None:
+        """It is no longer this node's; returns what it was, if it was."""
+        held = self._tasks.pop(key, None)
+        return None if held is None else held.state
 
     # -- the trainer ---------------------------------------------------------------------------------------------
 
@@ -111,7 +107,7 @@ class HeldTasks:
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def count(self, step: int) -> list[Complete]:
+    def count(self, step: int) -> list[Held]:
         """The steps up to this one are counted; returns the tasks that are finished by that, which leave."""
         found = []
         for held in list(self._tasks.values()):
@@ -119,28 +115,28 @@ class HeldTasks:
             held.reports = {known: trained for known, trained in held.reports.items() if known > step}
             held.counted = max([held.counted, *done])
             if held.counted >= held.task.records:
-                found.append(Complete(*held.key, trained=held.counted))
+                found.append(held.state)
                 del self._tasks[held.key]
         return found
 
-    def drop(self, step: int) -> list[Complete]:
+    def drop(self, step: int) -> list[Held]:
         """The delta of this step is pushed by nobody; returns the tasks to be given back for it, which leave."""
         return self._leave([held for held in self._tasks.values() if step in held.reports])
 
-    def give_back(self) -> list[Complete]:
+    def give_back(self) -> list[Held]:
         """All tasks leave, because the node does."""
         return self._leave(list(self._tasks.values()))
 
-    def _leave(self, tasks: list[HeldTask]) -> list[Complete]:
+    def _leave(self, tasks: list[HeldTask]) -> list[Held]:
         for held in tasks:
             del self._tasks[held.key]
-        return [Complete(*held.key, trained=held.counted) for held in tasks]
+        return [held.state for held in tasks]
 
     # -- the master and the disk ---------------------------------------------------------------------------------
 
     def held(self) -> list[Held]:
         """What the master is told of them."""
-        return [Held(*held.key, held.counted) for held in self._tasks.values()]
+        return [held.state for held in self._tasks.values()]
 
     @property
     def shortest_lease_s(self) -> float | None:

@@ -21,7 +21,7 @@ from p2pnode.training.dispatch.answers import MAX_AVOIDED, Answer, Cause, Held, 
 from p2pnode.training.dispatch.chunks import BadDataset
 from p2pnode.training.dispatch.client import MasterClient, Trouble
 from p2pnode.training.dispatch.dataset import LocalDataset, RecordFilesMissing
-from p2pnode.training.dispatch.held import Complete, HeldTasks, Key, SavedTask
+from p2pnode.training.dispatch.held import HeldTasks, Key, SavedTask
 from p2pnode.training.dispatch.messages import (
     DatasetTold,
     FailTask,
@@ -152,8 +152,8 @@ class RecordsService:
         if self._has_left or not self._opened.is_set():
             return
         self._has_left = True
-        for complete in self.held.give_back():
-            self._give_back(complete, Cause.RELEASE)
+        for one in self.held.give_back():
+            self._end(one, Cause.RELEASE)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._reports:
@@ -224,7 +224,7 @@ class RecordsService:
             while len(self._avoid) > MAX_AVOIDED:
                 del self._avoid[next(iter(self._avoid))]
         self._log.error("dispatch_task_failed", task=message.task, cause=str(cause), reason=message.reason)
-        self._give_back(Complete(*key, trained=held.counted), cause)
+        self._end(held, cause)
         self._wake_fetch.set()
 
     # -- steps ---------------------------------------------------------------------------------------------------
@@ -239,24 +239,21 @@ class RecordsService:
         finished = self.held.count(step)
         after = sum(one.trained for one in self.held.held()) + sum(one.trained for one in finished)
         self.trained += after - before
-        for complete in finished:
-            self._reports[complete.task, complete.attempt] = self._finish(complete.task, complete.attempt)
-        if finished:
-            self._wake_report.set()
+        for one in finished:
+            self._end(one)
         if after != before:
             self._wake_save.set()
 
     def drop(self, step: int) -> None:
         """The delta of this step is pushed by nobody."""
-        for complete in self.held.drop(step):
-            self._give_back(complete, Cause.RELEASE)
+        for one in self.held.drop(step):
+            self._end(one, Cause.RELEASE)
 
-    def _finish(self, task: int, attempt: int) -> FinishTask:
-        return FinishTask(self._identity, task, attempt)
-
-    def _give_back(self, complete: Complete, cause: Cause) -> None:
-        self._reports[complete.task, complete.attempt] = FailTask(
-            self._identity, complete.task, complete.attempt, cause, complete.trained
+    def _end(self, held: Held, cause: Cause | None = None) -> None:
+        """Report a task that is held no longer: as finished, or given back for this cause."""
+        key, identity = (held.task, held.attempt), self._identity
+        self._reports[key] = (
+            FinishTask(identity, *key) if cause is None else FailTask(identity, *key, cause, held.trained)
         )
         self._wake_report.set()
         self._wake_save.set()
@@ -316,8 +313,7 @@ class RecordsService:
         if key in self._reports or self._has_left:
             return
         if granted.skip >= granted.records:
-            self._reports[key] = self._finish(*key)  # its last attempt trained all of it, and could not say so
-            self._wake_report.set()
+            self._end(Held(*key))  # its last attempt trained all of it, and could not say so
             return
         chunks = [msgspec.structs.replace(one, path=self._paths[one.path]) for one in granted.chunks]
         self.held.add(msgspec.structs.replace(granted, chunks=chunks), lease_s)
@@ -385,8 +381,7 @@ class RecordsService:
             )
             self.superseded += not stands
         for complete in self.held.count(0):  # one whose last step was counted just before the end
-            self._reports[complete.task, complete.attempt] = self._finish(complete.task, complete.attempt)
-        self._wake_report.set()
+            self._end(complete)
         self._serve()
 
     async def _report(self) -> None:

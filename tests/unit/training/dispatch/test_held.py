@@ -8,7 +8,7 @@ import pytest
 
 from p2pnode.training.dispatch.answers import Held
 from p2pnode.training.dispatch.chunks import DatasetChunk
-from p2pnode.training.dispatch.held import Complete, HeldTasks
+from p2pnode.training.dispatch.held import HeldTasks
 from p2pnode.training.trainer_link.record_messages import RecordTask, TaskTrained
 
 
@@ -44,7 +44,7 @@ def test_a_dropped_step_gives_its_tasks_back() -> None:
     held.count(1)
     held.report(2, [TaskTrained(1, 1, 8)])
 
-    assert held.drop(2) == [Complete(1, 1, trained=4)]
+    assert held.drop(2) == [Held(1, 1, trained=4)]
     assert held.held() == [Held(2, 1, 0)]
     assert held.drop(2) == []
 
@@ -56,7 +56,7 @@ def test_reports_of_tasks_that_are_no_longer_held_have_no_effect() -> None:
 
     assert held.count(1) == []
     held.report(2, [TaskTrained(1, 2, 99)])
-    assert held.count(2) == [Complete(1, 2, trained=10)]
+    assert held.count(2) == [Held(1, 2, trained=10)]
 
 
 @pytest.mark.parametrize("seed", range(20))
