@@ -11,9 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import Any, NamedTuple
 
-import cloudpickle
-
-from p2pnode.training.engines.mapreduce.errors import BadRequest, NotEncodable, WorkersLost
+from p2pnode.training.engines.mapreduce.errors import BadRequest, WorkersLost
 
 #: How long a cluster may take to answer, and to have a worker.
 CONNECT_S = 10.0
@@ -24,8 +22,6 @@ class StageTask(NamedTuple):
 
     function: Callable[[Any], Any]
     inputs: Any
-    #: What an error calls it.
-    name: str
 
 
 class Backend:
@@ -67,7 +63,6 @@ class Processes(Backend):
         """The results. Raises `WorkersLost` when a process ends in the middle; the next call has new ones."""
         from loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
 
-        _check_functions(tasks)
         if self._pool is None:
             self._pool = ProcessPoolExecutor(max_workers=self._processes)
         futures = [self._pool.submit(task.function, task.inputs) for task in tasks]
@@ -122,7 +117,6 @@ class Cluster(Backend):
 
     def run(self, tasks: list[StageTask]) -> list[Any]:
         """Futures."""
-        _check_functions(tasks)
         # pure=False: two tasks with equal arguments are two tasks, also if the function reads a file.
         return [self._client.submit(task.function, task.inputs, pure=False, key=None) for task in tasks]
 
@@ -158,14 +152,3 @@ def make_backend(processes: int, address: str | None) -> Backend:
             raise BadRequest("either processes of this machine, or the address of a Dask cluster")
         return Cluster(address)
     return Processes(processes) if processes else Backend()
-
-
-def _check_functions(tasks: list[StageTask]) -> None:
-    """Raise `NotEncodable` for a function that cannot be sent, before anything runs."""
-    for task in tasks[:1]:  # those of one stage have the same functions
-        try:
-            cloudpickle.dumps(task.function)
-        except Exception as error:
-            raise NotEncodable(
-                task.name, "a function, or what it refers to,", f"{type(error).__name__}: {error}"
-            ) from None

@@ -27,7 +27,6 @@ from p2pnode.training.engines.mapreduce.stages import (
     Transformation,
     chained,
     decoded,
-    named,
 )
 
 T = TypeVar("T")
@@ -78,9 +77,18 @@ class Lineage:
         """Operations up to its end."""
         return self.before + len(self.operations)
 
-    def name(self, kind: str, function: Function | None = None) -> str:
-        """What errors call the next operation."""
-        return named(kind, self.depth + 1, function)
+    def name(self, kind: str) -> str:
+        """What errors call the next operation, which has no function."""
+        return f"{kind} {self.depth + 1}"
+
+    def named(self, kind: str, function: Function) -> str:
+        """What errors call the next operation. Raises `BadRequest` for a function that cannot be called, and
+        `NotEncodable` for one that cannot be sent where it has to be."""
+        checked_function(kind, function)
+        name = f"{self.name(kind)} ({getattr(function, '__name__', type(function).__name__)})"
+        if self.backend.is_remote:
+            stages.check_sendable(function, name)
+        return name
 
     def ready(self, action: Action) -> list[tuple[Stage, list[Any]]]:
         """What computes each partition, and the handles that it needs; exchanges before it are computed now."""
@@ -89,14 +97,12 @@ class Lineage:
             for number, source in enumerate(self.sources(action))
         ]
 
-    def tasks(self, action: Action, run: Function, name: str = "") -> list[StageTask]:
-        return [
-            StageTask(partial(run, stage=stage), inputs, name or stage.name) for stage, inputs in self.ready(action)
-        ]
+    def tasks(self, action: Action, run: Function) -> list[StageTask]:
+        return [StageTask(partial(run, stage=stage), inputs) for stage, inputs in self.ready(action)]
 
     def exchanged(self, action: Action, count: int, name: str, function: Function | None) -> Buckets:
         """Pairs in the buckets of their keys; with a function the values of a key are combined first."""
-        tasks = self.tasks(action, partial(stages.split, buckets=count, name=name, function=function), name)
+        tasks = self.tasks(action, partial(stages.split, buckets=count, name=name, function=function))
         handles = self.backend.run(tasks)
         return [[self.backend.pick(handle, place) for handle in handles] for place in range(count)]
 
@@ -139,10 +145,9 @@ class Dataset(Generic[T]):
         return cast("Dataset[U]", self._then("map_partition", function))
 
     def _then(self, kind: Any, function: Function | None) -> Dataset[Any]:
-        if kind != "flatten":
-            checked_function(kind, function)
         lineage = self.lineage
-        operation = Transformation(kind, lineage.name(kind, function), function)
+        name = lineage.name(kind) if kind == "flatten" else lineage.named(kind, cast("Function", function))
+        operation = Transformation(kind, name, function)
         return Dataset(replace(lineage, operations=(*lineage.operations, operation)))
 
     # -- transformations of several data sets, and across partitions ----------------------------------------------
@@ -170,8 +175,7 @@ class Dataset(Generic[T]):
     ) -> Dataset[tuple[K, V]]:
         """One pair for each key: its values combined by `function`, which must be associative. Values are combined in
         the partitions first, so that few of them travel."""
-        checked_function("reduce_by_key", function)  # without one it would be a shuffle
-        count, name = _checked(partitions, self.partitions), self.lineage.name("reduce_by_key", function)
+        count, name = _checked(partitions, self.partitions), self.lineage.named("reduce_by_key", function)
         buckets = partial(self.lineage.exchanged, count=count, name=name, function=function)
 
         def sources(action: Action) -> list[Source]:
@@ -213,8 +217,7 @@ class Dataset(Generic[T]):
 
     def reduce(self, function: Callable[[T, T], T]) -> T | None:
         """All elements combined by `function`, which must be associative; None for no element."""
-        checked_function("reduce", function)
-        name = self.lineage.name("reduce", function)
+        name = self.lineage.named("reduce", function)
         blocks = self.lineage.run(partial(stages.reduce, function=function, name=name))
         found = stages.reduced(chained(blocks), function, name, OF_SCRIPT)
         return found[0] if found else None
@@ -226,12 +229,11 @@ class Dataset(Generic[T]):
         before. With `combine` they are folded at the same time, each from `initial`, which then must be neutral:
         `combine(initial, x) == x`.
         """
-        checked_function("fold", function)
         if combine is not None:
             checked_function("combine of fold", combine)
-        name, backend = self.lineage.name("fold", function), self.lineage.backend
+        name, backend = self.lineage.named("fold", function), self.lineage.backend
         state = block([initial], name, backend)
-        tasks = self.lineage.tasks(Action(), partial(stages.fold, function=function, name=name), name)
+        tasks = self.lineage.tasks(Action(), partial(stages.fold, function=function, name=name))
         if combine is None:
             for task in tasks:
                 (state,) = backend.run([task._replace(inputs=(state, task.inputs))])
@@ -289,7 +291,6 @@ def loaded(backend: Backend, parts: Iterable[Begin]) -> Dataset[Any]:
 
 def applied(backend: Backend, function: Function, inputs: list[Dataset[Any]], outputs: int) -> list[Dataset[Any]]:
     """See `MapReduce.apply`."""
-    checked_function("apply", function)
     for one in inputs:
         if not isinstance(one, Dataset):
             raise BadRequest(f"apply needs data sets, not {shown(one)}: make one with load or from_items")
@@ -300,8 +301,8 @@ def applied(backend: Backend, function: Function, inputs: list[Dataset[Any]], ou
         )
     if outputs < 1:
         raise BadRequest(f"outputs={outputs}: apply returns at least one data set")
-    name = named("apply", 1, function)
     lineages = [one.lineage for one in inputs]
+    name = lineages[0].named("apply", function)
 
     def results(action: Action) -> list[Any]:
         tasks = []
@@ -309,7 +310,7 @@ def applied(backend: Backend, function: Function, inputs: list[Dataset[Any]], ou
             run = partial(
                 stages.applied, stages=[stage for stage, _ in partitions], outputs=outputs, name=name, function=function
             )
-            tasks.append(StageTask(run, [handles for _, handles in partitions], name))
+            tasks.append(StageTask(run, [handles for _, handles in partitions]))
         return backend.run(tasks)
 
     def output(place: int) -> Callable[[Action], list[Source]]:

@@ -50,10 +50,12 @@ class Stage(NamedTuple):
         return self.operations[-1].name if self.operations else "the source"
 
 
-def named(kind: str, place: int, function: Function | None) -> str:
-    """`map 2 (lower)`."""
-    called = getattr(function, "__name__", type(function).__name__)
-    return f"{kind} {place}" if function is None else f"{kind} {place} ({called})"
+def check_sendable(function: Function, name: str) -> None:
+    """Raises `NotEncodable` for a function that no other process can have."""
+    try:
+        cloudpickle.dumps(function)
+    except Exception as error:
+        raise NotEncodable(name, "a function, or what it refers to,", f"{type(error).__name__}: {error}") from None
 
 
 # -- elements -----------------------------------------------------------------------------------------------------
