@@ -9,12 +9,11 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 
 import p2pnode
 from p2pnode.overlay.peers import Activity
-from p2pnode.training.engines.program import NoSuchValue, VerbFailed
+from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
 from p2pnode.training.engines.server.core import RECORD_KEY, Pending, ServerRecord, encode_record
 from p2pnode.training.engines.server.engine import ParameterServer
@@ -22,7 +21,6 @@ from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import ServerVerbs, UpdatesLost
 from p2pnode.training.engines.server.worker import run_worker
 from p2pnode.training.trainer_link.engine_messages import MembersFound
-from p2pnode.training.values.encoding import InvalidKey, ValueNotEncodable
 from tests.harness.stubs.engine_daemon import NODE_ID, EngineDaemon, engine_daemon
 from tests.harness.swarms.server_swarm import TableSurroundings
 
@@ -85,17 +83,13 @@ def counting(engine: ParameterServer, updates: int = 3) -> None:
     engine.register_stop(lambda ctx: ctx.version >= updates)
 
 
-def test_values_are_set_and_got_with_their_timestamps(engine: ParameterServer) -> None:
-    """Arrays and plain data come back as they were; the key of the servers' own record is not among them."""
-    engine.set("array", np.arange(6, dtype=np.int16).reshape(2, 3))
+def test_the_key_of_the_record_is_none_of_the_script(engine_daemon: EngineDaemon, engine: ParameterServer) -> None:
+    """It is not listed, and cannot be set."""
+    engine_daemon.run(engine_daemon.values.store.set(RECORD_KEY, encode_record(ServerRecord()))).result(10.0)
     engine.set(b"data", {"a": [1, 2.5, "x"]})
 
-    assert engine.get("array").value.dtype == np.int16
     assert engine.get(b"data") == ({"a": [1, 2.5, "x"]}, 0)
-    assert engine.keys() == ["array", b"data"]
-    assert engine.get("none", 7) == (7, 0)
-    with pytest.raises(NoSuchValue, match="the key 'none' has no value"):
-        engine.get("none")
+    assert engine.keys() == [b"data"]
     with pytest.raises(ValueError, match="belongs to the engine"):
         engine.set(RECORD_KEY, 1)
 
@@ -190,15 +184,6 @@ def test_an_error_in_a_function_ends_start_and_leaves_the_engine(
     assert engine_daemon.swarm.activities[-1] is Activity.FINISHED
     assert engine.get("n").value == 40 + worker.result(10.0) > 40
     assert engine.get("n").timestamp == version
-
-
-def test_what_cannot_be_sent_is_named(engine: ParameterServer) -> None:
-    """The key and what is wrong with it are in the error; nothing is stored."""
-    with pytest.raises(ValueNotEncodable, match="the value of 'x' cannot be encoded"):
-        engine.set("x", object())
-    with pytest.raises(InvalidKey):
-        engine.set("k" * 300, 1)
-    assert engine.keys() == []
 
 
 def test_options_that_cannot_be_are_refused_before_anything_begins(
