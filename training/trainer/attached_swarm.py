@@ -380,9 +380,8 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         if news is None and self._ranks.count == 1:
             return False
         found = self._entry.apply(news, self._loads)
-        if isinstance(news, messages.ValuesArrived) and self._connection is not None:
-            with contextlib.suppress(DaemonGone):  # The end of the turn reports it on all ranks.
-                self._connection.send(messages.ValuesEntered())
+        if isinstance(news, messages.ValuesArrived):
+            self._tell(messages.ValuesEntered())
         if found:
             self._count.loaded()
         return found
@@ -462,17 +461,22 @@ class AttachedSwarm(SwarmData, NodeKnowledge, SignsOfLife):
         report = StepReport(
             self.step_number, loss, samples, self._turn_steps, seconds, metrics, recent, is_finite, has_delta
         )
-        with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
-            self._connection.send(messages.Trained(self._turn, report))
+        self._tell(messages.Trained(self._turn, report))
+
+    def _tell(self, message: messages.FromTrainer) -> None:
+        """Send from rank 0. The wait for the next turn reports on all ranks that the daemon has ended."""
+        if self._connection is not None:
+            with contextlib.suppress(DaemonGone):
+                self._connection.send(message)
 
     def _report_rest(self, step: int) -> None:
         """Report the delta of what has added up, and train nothing."""
         is_finite, has_delta = self._cut()
         if self._connection is not None:
             report = StepReport(step, math.nan, 0, 0, 0.0, {}, None, is_finite, has_delta)
-            with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
+            with contextlib.suppress(DaemonGone):
                 self._data.report_rest(self._turn)
-                self._connection.send(messages.Trained(self._turn, report))
+            self._tell(messages.Trained(self._turn, report))
 
     def _cut(self) -> tuple[bool, bool]:
         """On all ranks: take the delta, unless the exchange of the last one has not ended. Returns whether it is finite

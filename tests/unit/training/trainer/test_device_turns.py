@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2pnode.training.trainer.device_turns import DeviceTurns, LeaderPulls, RecentLosses, refuse_ranks
+from p2pnode.training.trainer.device_turns import DeviceTurns, LeaderPulls, refuse_ranks
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed, Vector
 from p2pnode.training.trainer_link.messages import Start
@@ -46,7 +46,7 @@ def test_a_single_trainer_asks_nobody() -> None:
 
 
 def test_losses_are_kept_where_they_are_asked_for() -> None:
-    """As many as the window; tensors too."""
+    """As many as the window, all finite; tensors too. With fewer there is no mean."""
     found, _ = turns()
     found.ordered(order(asks=True, loss_window=0))
     found.stepped(9.0)
@@ -55,6 +55,8 @@ def test_losses_are_kept_where_they_are_asked_for() -> None:
     assert found.recent_loss() is None
     found.stepped(torch.tensor(2.0))
     assert found.recent_loss() == 1.5
+    found.stepped(float("nan"))
+    assert found.recent_loss() is None
     assert found.next_step() is StepAnswer.LOCAL
 
 
@@ -142,14 +144,3 @@ def test_what_a_leader_does_during_a_turn_counts_in_the_next_where_it_is_elsewhe
     pulls.apply()
 
     assert torch.equal(model.weight, before)
-
-
-def test_a_running_loss_needs_a_full_window_of_finite_losses() -> None:
-    """With fewer batches, and with one that is not finite, there is none."""
-    losses = RecentLosses()
-    losses.add([4.0], 2)
-    assert losses.mean() is None
-    losses.add([2.0, 1.0], 2)
-    assert losses.mean() == 1.5
-    losses.add([float("nan")], 2)
-    assert losses.mean() is None
