@@ -21,10 +21,9 @@ from msgspec import Meta
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.ids import key_id, short
-from p2pnode.overlay.peers import Contact, Counter, Id, PeerChange
+from p2pnode.overlay.peers import Contact, PeerChange
 from p2pnode.overlay.transport import Buffer, RequestRejected, Response, TransportError
-from p2pnode.training.devices.global_cycles import GlobalCycles
-from p2pnode.training.devices.names import MAX_DEVICES
+from p2pnode.training.devices.global_cycles import Genesis, GlobalCycles, LeaseSteps, StepsLeased
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, framed_bytes, frames, read_encoded, sized
 from p2pnode.training.swarm import Swarm
@@ -43,37 +42,6 @@ LOOKUP_S = 1.0
 MOST_SHARES = 16
 #: So many nodes are asked for a lease before this one takes its own share.
 ASKED = 2
-
-
-Genesis = Annotated[bytes, Meta(max_length=16)]
-#: No cycle has so many steps.
-Steps = Annotated[int, Meta(ge=0, lt=1 << 32)]
-
-
-class LeaseSteps(msgspec.Struct, frozen=True, array_like=True):
-    """Asks for `wants` more local steps of a cycle, in which `trainers` of this node take part with a period of
-    `period`. `taken` and `total`: what this node, and all nodes, have leased of it, as the last answer said. `loss`:
-    the running loss of this node's leader; None where it follows none."""
-
-    genesis: Genesis
-    cycle: Counter
-    trainers: Annotated[int, Meta(ge=1, le=MAX_DEVICES)]
-    period: Annotated[int, Meta(ge=1, lt=1 << 24)]
-    taken: Steps
-    total: Steps
-    wants: Annotated[int, Meta(ge=0, le=MAX_DEVICES)]
-    loss: float | None = None
-
-
-class StepsLeased(msgspec.Struct, frozen=True, array_like=True):
-    """Of the cycle the node may take `allowed` steps in all, and no more if `is_closed`. `leader`: the node whose
-    leader has the lowest loss; None: none has one yet."""
-
-    cycle: Counter
-    allowed: Steps
-    is_closed: bool
-    total: Steps
-    leader: Id | None = None
 
 
 class LeaderWanted(msgspec.Struct, frozen=True, array_like=True):
@@ -210,7 +178,7 @@ class Coordination:
         servers = [one for one in await self._servers() if self._avoided.get(one.node_id, now) <= now]
         for server in servers[:ASKED]:
             if server.node_id == self._swarm.node_id:
-                answer: StepsLeased | None = self._serve(self._swarm.node_id, message)
+                answer: StepsLeased | None = self._cycles.lease(self._swarm.node_id, message, now)
             else:
                 answer = await self._ask_other(server, message)
             if answer is not None:
@@ -255,22 +223,10 @@ class Coordination:
 
     # -- the server ----------------------------------------------------------------------------------------------
 
-    def _serve(self, node: bytes, message: LeaseSteps) -> StepsLeased:
-        lease = self._cycles.lease(
-            node,
-            message.cycle,
-            trainers=message.trainers,
-            period=message.period,
-            taken=message.taken,
-            total=message.total,
-            wants=message.wants,
-            now=self._clock.monotonic(),
-        )
-        self._cycles.report(node, message.loss)
-        return StepsLeased(message.cycle, lease.allowed, lease.is_closed, lease.total, self._cycles.leader)
-
     async def _on_lease(self, sender: Contact, payload: bytes, _: AsyncIterator[Buffer]) -> Response:
-        return Response(msgspec.msgpack.encode(self._serve(sender.node_id, self._checked(payload, LeaseSteps))))
+        message = self._checked(payload, LeaseSteps)
+        answer = self._cycles.lease(sender.node_id, message, self._clock.monotonic())
+        return Response(msgspec.msgpack.encode(answer))
 
     def _checked(self, payload: bytes, kind: type[Asked]) -> Asked:
         try:

@@ -13,19 +13,47 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from p2pnode.overlay.peers import Counter, Id
+from p2pnode.training.devices.names import MAX_DEVICES
 
 #: Cycles that are remembered; one that asks for an older one has its own share.
 CYCLES_KEPT = 256
 
 
-class AllowedSteps(NamedTuple):
-    """Of a cycle a node may take `allowed` local steps in all, and gets no more if `is_closed`. `total`: what all nodes
-    may take of it."""
+Genesis = Annotated[bytes, Meta(max_length=16)]
+#: No cycle has so many steps.
+Steps = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
-    allowed: int
+
+class LeaseSteps(msgspec.Struct, frozen=True, array_like=True):
+    """Asks for `wants` more local steps of a cycle, in which `trainers` of this node take part with a period of
+    `period`. `taken` and `total`: what this node, and all nodes, have leased of it, as the last answer said. `loss`:
+    the running loss of this node's leader; None where it follows none."""
+
+    genesis: Genesis
+    cycle: Counter
+    trainers: Annotated[int, Meta(ge=1, le=MAX_DEVICES)]
+    period: Annotated[int, Meta(ge=1, lt=1 << 24)]
+    taken: Steps
+    total: Steps
+    wants: Annotated[int, Meta(ge=0, le=MAX_DEVICES)]
+    loss: float | None = None
+
+
+class StepsLeased(msgspec.Struct, frozen=True, array_like=True):
+    """Of the cycle the node may take `allowed` steps in all, and no more if `is_closed`. `leader`: the node whose
+    leader has the lowest loss; None: none has one yet."""
+
+    cycle: Counter
+    allowed: Steps
     is_closed: bool
-    total: int
+    total: Steps
+    leader: Id | None = None
 
 
 @dataclass(slots=True)
@@ -62,21 +90,11 @@ class GlobalCycles:
         """All that take part."""
         return sum(member.trainers for member in self._members.values())
 
-    def total(self, cycle: int) -> int:
-        """Local steps of this cycle that are given."""
-        books = self._cycles.get(cycle)
-        return 0 if books is None else books.total
-
     def lost(self, node: bytes) -> None:
         """A node has died or left: its share of the cycles is gone, and so is what it has taken of them."""
         self._members.pop(node, None)
         for cycle in self._cycles.values():
             cycle.total -= cycle.given.pop(node, 0)
-
-    def report(self, node: bytes, loss: float | None) -> None:
-        """The running loss of a member's leader; None: it has none."""
-        if node in self._members:
-            self._members[node].loss = loss if loss is not None and math.isfinite(loss) else None
 
     @property
     def leader(self) -> bytes | None:
@@ -84,32 +102,28 @@ class GlobalCycles:
         known = [(member.loss, node) for node, member in self._members.items() if member.loss is not None]
         return min(known)[1] if known else None
 
-    def lease(
-        self, node: bytes, cycle: int, *, trainers: int, period: int, taken: int, total: int, wants: int, now: float
-    ) -> AllowedSteps:
-        """A node asks for `wants` more local steps of a cycle. `trainers`: how many of its own take part. `taken`: what
-        it has leased of this cycle so far, `total` what all have, both as it was told."""
+    def lease(self, node: bytes, ask: LeaseSteps, now: float) -> StepsLeased:
+        """What a node may take of a cycle, now that it asks."""
         self._forget_silent(now)
         member = self._members.get(node)
         if member is None:
-            member = self._members[node] = _Member(trainers, period, now)
-        member.trainers, member.period, member.heard_s = trainers, period, now
-        books = self._cycle(cycle)
+            member = self._members[node] = _Member(ask.trainers, ask.period, now)
+        member.trainers, member.period, member.heard_s = ask.trainers, ask.period, now
+        member.loss = ask.loss if ask.loss is not None and math.isfinite(ask.loss) else None
+        books = self._cycle(ask.cycle)
         if books is None:
-            return AllowedSteps(max(taken, member.share), True, total)
+            return StepsLeased(ask.cycle, max(ask.taken, member.share), True, ask.total, self.leader)
         given = books.given.get(node, 0)
-        if given > taken:
-            return AllowedSteps(given, not self._left(books, node), books.total)  # the answer was lost
-        books.given[node] = taken
-        books.total = max(books.total, total, sum(books.given.values()))
-        left = self._left(books, node)
-        if wants > 0 and left:
-            # At most half of its part of what is left: many at first, and single steps in the end.
-            count = min(left, max(wants, left * member.trainers // (2 * self.trainers)))
-            books.given[node] += count
-            books.total += count
+        if given <= ask.taken:  # otherwise the last answer was lost, and is repeated
+            books.given[node] = ask.taken
+            books.total = max(books.total, ask.total, sum(books.given.values()))
             left = self._left(books, node)
-        return AllowedSteps(books.given[node], not left, books.total)
+            if ask.wants > 0 and left:
+                # At most half of its part of what is left: many at first, and single steps in the end.
+                count = min(left, max(ask.wants, left * member.trainers // (2 * self.trainers)))
+                books.given[node] += count
+                books.total += count
+        return StepsLeased(ask.cycle, books.given[node], not self._left(books, node), books.total, self.leader)
 
     def _left(self, books: _Cycle, node: bytes) -> int:
         """What a node may still take: what nobody has, without one step for each trainer of others that has none. In

@@ -14,7 +14,8 @@ import pytest
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import TransportError
-from p2pnode.training.devices.coordination import AVOID_S, MOST_SHARES, Coordination, LeaseSteps, StepsLeased
+from p2pnode.training.devices.coordination import AVOID_S, MOST_SHARES, Coordination
+from p2pnode.training.devices.global_cycles import LeaseSteps, StepsLeased
 from p2pnode.training.swarm import Swarm
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run
