@@ -202,12 +202,6 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "out with the next delta. auto: the least lossy that the measured line carries."
         ),
     ] = "auto"
-    sparse_values: Annotated[
-        int,
-        Meta(
-            ge=1, le=4096, description='Values that codec = "sparse" sends of each 4,096: the largest; 1.8 bytes each.'
-        ),
-    ] = 128
     pull_codec: Annotated[
         Literal["auto", "float32", "bfloat16", "int8", "int4", "sparse"],
         Meta(

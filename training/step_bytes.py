@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.encoding.codecs import SPARSE_VALUES, CodecName
 from p2pnode.training.encoding.pull_codecs import pulled_in
 
 #: A value and its share of a block's scales; sparse is `bytes_per_value`.
@@ -26,8 +26,8 @@ _SPARSE_BLOCK = 4096
 _SPARSE_HEAD_BYTES, _SPARSE_VALUE_BYTES = 6.0, 14 / 8
 
 
-def bytes_per_value(codec: CodecName, sparse_values: int) -> float:
-    """Encoded bytes per parameter. `sparse_values`: the setting `exchange.sparse_values`."""
+def bytes_per_value(codec: CodecName, sparse_values: int = SPARSE_VALUES) -> float:
+    """Encoded bytes per parameter; sparse sends `sparse_values` of a block."""
     if codec == "sparse":
         return (_SPARSE_HEAD_BYTES + _SPARSE_VALUE_BYTES * sparse_values) / _SPARSE_BLOCK
     return _DENSE[codec]
@@ -44,13 +44,12 @@ class StepShape:
     nodes: float
     owned: float
     backed: float
-    sparse_values: int = 128
 
     @classmethod
-    def even(cls, parameters: int, nodes: float, *, replicas: int = 1, sparse_values: int = 128) -> StepShape:
+    def even(cls, parameters: int, nodes: float, *, replicas: int = 1) -> StepShape:
         """A node of a swarm whose nodes own equal shares."""
         share = 1.0 / nodes
-        return cls(parameters, nodes, share, share * replicas if nodes > 1 else 0.0, sparse_values)
+        return cls(parameters, nodes, share, share * replicas if nodes > 1 else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,8 @@ class StepBytes:
 def step_bytes(shape: StepShape, codec: CodecName, pull_codec: CodecName | None = None) -> StepBytes:
     """The bytes of a step with deltas in `codec` and pulls in `pull_codec`; None: what `exchange.pull_codec = "auto"`
     makes of `codec`. Every node trains and pulls once a step; a share that is owned has a backup where any is."""
-    push = bytes_per_value(codec, shape.sparse_values) * shape.parameters
-    pull = bytes_per_value(pull_codec or pulled_in(codec), shape.sparse_values) * shape.parameters
+    push = bytes_per_value(codec) * shape.parameters
+    pull = bytes_per_value(pull_codec or pulled_in(codec)) * shape.parameters
     others = max(0.0, shape.nodes - 1.0)
     has_backup = shape.backed > 0.0
     return StepBytes(

@@ -91,7 +91,7 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
     shards = settings.shards or shard_count(values)
     shard_bytes = -(-state_bytes // shards)
     follows = subscribes(settings, "int8" if settings.codec == "auto" else settings.codec)
-    encoded_bytes = codecs.max_bytes(largest, values, settings.sparse_values)
+    encoded_bytes = codecs.max_bytes(largest, values, codecs.SPARSE_VALUES)
     # The replica is read one shard at a time, and held shards are copied before they are written.
     copied_bytes = -(-vector_bytes // shards) + min(max(FILE_BYTES, shard_bytes), share_bytes)
     # Each node's delta of a step is logged where it is added, at the owner and at the backup of a shard.

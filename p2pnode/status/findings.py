@@ -71,8 +71,6 @@ def line_findings(status: LineStatus, choice: CodecChoice | None) -> list[Findin
     advice = ["raise training.local_steps on all nodes"]
     if not choice.is_automatic and choice.codec != "sparse":
         advice.insert(0, 'set exchange.codec = "sparse"')
-    elif choice.codec == "sparse":
-        advice.append("lower exchange.sparse_values")
     return [Finding(level="warning", what=what, do="; or ".join(advice))]
 
 

@@ -115,7 +115,6 @@ class Exchange:
             view,
             environment,
             choose=lambda: change_codec(settings, codec.codec),
-            sparse_values=settings.sparse_values,
             synchronous=synchronous,
         )
         self.backup = BackupHandler(
@@ -428,7 +427,6 @@ class Exchange:
             nodes=self.view.worker_count(),
             owned=sum(map(store.size, store.owned)) / total,
             backed=sum(map(store.size, store.backed)) / total,
-            sparse_values=self.settings.sparse_values,
         )
 
     def take_merged(self) -> dict[bytes, int]:

@@ -90,7 +90,6 @@ def exchange_settings(chance: random.Random, robust: Robust, *, changes: bool) -
     return ExchangeSettings(
         codec="auto" if changes else codec,
         pull_codec=pulls,
-        sparse_values=2,
         shards=SHARDS,
         weight=weight,
         outer_lr=lr,

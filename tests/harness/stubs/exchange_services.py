@@ -31,7 +31,6 @@ def publisher_of(context: ExchangeContext, choose: Callable[[], CodecName] | Non
         view=context.view,
         environment=context.environment,
         choose=choose or (lambda: change_codec(settings, context.codec.codec)),
-        sparse_values=settings.sparse_values,
         synchronous=context.synchronous,
     )
 

@@ -177,7 +177,7 @@ class PushClient:
         return list(rest)
 
     async def _encode_all(self, shards: list[int], delta: Vector, *, is_apart: bool, is_last: bool) -> list[Outgoing]:
-        codec, most = self.codec.codec, self.settings.sparse_values
+        codec = self.codec.codec
         if is_apart and codec == "sparse":
             codec = "bfloat16"  # it may have been trained for hours, and be the only one that comes through
         if codec == "float32":
@@ -186,7 +186,7 @@ class PushClient:
                 Outgoing(shard, codecs.as_bytes(delta[start:stop]), codec, stop - start, is_borrowed=True)
                 for shard, start, stop in bounds
             ]
-        sparse_values = max(LAST_SPARSE_VALUES, most) if is_last else most
+        sparse_values = LAST_SPARSE_VALUES if is_last else codecs.SPARSE_VALUES
         return await self._executor.run(self._encode, delta, shards, codec, sparse_values)
 
     async def _deliver(self, delivery: Delivery, *, waits: bool) -> tuple[int, ...]:

@@ -124,17 +124,11 @@ def _rounded(value: Vector) -> Vector:
     return rounded
 
 
-def next_version(
-    published: Published,
-    value: Vector,
-    source: ApproximatedState,
-    codec: CodecName,
-    sparse_values: int = codecs.SPARSE_VALUES,
-) -> Published:
+def next_version(published: Published, value: Vector, source: ApproximatedState, codec: CodecName) -> Published:
     """The next version, nearer to `value`, `float32[n]`; encodes and decodes once."""
     difference = value - published.value
     rounded_off = np.zeros(difference.size, dtype=np.float32)
-    payload = codecs.encode_with_feedback(difference, rounded_off, codec, sparse_values)
+    payload = codecs.encode_with_feedback(difference, rounded_off, codec)
     advanced = apply(published.value, codec, payload)
     changes = (*published.changes, Change(published.version + 1, codec, payload))
     return Published(

@@ -100,7 +100,6 @@ class Publisher:
     view: SwarmView
     environment: Environment
     choose: Callable[[], CodecName]
-    sparse_values: int
     synchronous: bool
 
     def __post_init__(self) -> None:
@@ -168,7 +167,7 @@ class Publisher:
     async def _make(self, due: list[_Due], codec: CodecName, now: float) -> None:
         """Make these versions, and put each in the place of its former version: both are in memory meanwhile."""
         pauses = ThreadPauses(self._executor)
-        made = await self._executor.run(_made, due, codec, self.sparse_values, pauses)
+        made = await self._executor.run(_made, due, codec, pauses)
         for one, published in zip(due, made, strict=True):
             # What was told to a new owner meanwhile is the version before.
             if self.store.owned.get(one.shard) is one.owned and not one.owned.moving:
@@ -271,13 +270,13 @@ def _continued(work: list[_Following]) -> dict[int, Published]:
     return {shard: published for shard, published in found if published is not None}
 
 
-def _made(due: list[_Due], codec: CodecName, sparse_values: int, pauses: ThreadPauses) -> list[Published]:
+def _made(due: list[_Due], codec: CodecName, pauses: ThreadPauses) -> list[Published]:
     made = []
     for one in due:
         value = one.owned.state.value
         if one.former is None:
             made.append(begin(one.name, value, one.source))
         else:
-            made.append(next_version(one.former, value, one.source, codec, sparse_values))
+            made.append(next_version(one.former, value, one.source, codec))
         pauses.after(value.size)
     return made

@@ -201,7 +201,7 @@ def test_a_delta_is_overwritten_with_what_its_owners_decode(codec: Any) -> None:
 
         swarm.linked[OTHER.node_id] = ScriptedSwarm(OTHER)
         swarm.linked[OTHER.node_id].handlers["push"] = push
-        context = context_of(swarm, store, settings=ExchangeSettings(codec=codec, weight="sum", sparse_values=1))
+        context = context_of(swarm, store, settings=ExchangeSettings(codec=codec, weight="sum"))
         client = pusher_of(context)
         rests = []
         for is_last in (False, True):
