@@ -42,8 +42,7 @@ from p2pnode.training.dispatch.messages import (
     DatasetTold,
     DispatchAnswer,
     DispatchRequest,
-    FailTask,
-    FinishTask,
+    EndTask,
     GetTask,
     MasterRecord,
     QueueCounts,
@@ -313,13 +312,12 @@ class MasterService:
                 if avoid:
                     await self._discard_unreadable(queue, worker, avoid)
                 return self._told(queue, handout)
-            case FinishTask() | FailTask() if not _is_of(queue.registration, request.identity):
+            case EndTask() if not _is_of(queue.registration, request.identity):
                 return ReportsTold([ReportAnswer.UNKNOWN], self.counts())
-            case FinishTask(_, task, attempt):
-                answer = await queue.finish(worker, task, attempt)
-                self._unreadable.pop(task, None)
-                return ReportsTold([answer], self.counts())
-            case FailTask(_, task, attempt, cause, trained):
+            case EndTask(_, task, attempt, cause, trained):
+                if cause is None:
+                    self._unreadable.pop(task, None)
+                    return ReportsTold([await queue.finish(worker, task, attempt)], self.counts())
                 return ReportsTold([await queue.fail(worker, task, attempt, cause, trained)], self.counts())
             case RenewTasks(identity, held):
                 if not _is_of(queue.registration, identity):

@@ -86,22 +86,15 @@ class GetTask(msgspec.Struct, frozen=True, array_like=True, tag="get"):
     avoid: Annotated[list[Counter], Meta(max_length=MAX_AVOIDED)]
 
 
-class FinishTask(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
-    """All records of the attempt are trained, and their steps counted. Answered by `ReportsTold`."""
+class EndTask(msgspec.Struct, frozen=True, array_like=True, tag="end"):
+    """The attempt has ended. Without a `cause` all its records are trained, and their steps counted; otherwise it is
+    given back for one of `training.dispatch.answers.REPORTED_CAUSES`, with its first `trained` records trained.
+    Answered by `ReportsTold`."""
 
     identity: Identity
     task: Counter
     attempt: Counter
-
-
-class FailTask(msgspec.Struct, frozen=True, array_like=True, tag="fail"):
-    """The attempt is given back, for one of `training.dispatch.answers.REPORTED_CAUSES`, with its first `trained`
-    records trained. Answered by `ReportsTold`."""
-
-    identity: Identity
-    task: Counter
-    attempt: Counter
-    cause: Cause
+    cause: Cause | None
     trained: Counter
 
 
@@ -149,7 +142,7 @@ class TryAgain(msgspec.Struct, frozen=True, array_like=True, tag="again"):
     record: MasterRecord | None = None
 
 
-DispatchRequest = ReportDataset | RegisterDataset | GetTask | FinishTask | FailTask | RenewTasks
+DispatchRequest = ReportDataset | RegisterDataset | GetTask | EndTask | RenewTasks
 DispatchAnswer = DatasetTold | TaskTold | ReportsTold | TryAgain
 
 A = TypeVar("A", DatasetTold, TaskTold, ReportsTold)

@@ -24,8 +24,7 @@ from p2pnode.training.dispatch.dataset import LocalDataset, RecordFilesMissing
 from p2pnode.training.dispatch.held import HeldTasks, Key, SavedTask
 from p2pnode.training.dispatch.messages import (
     DatasetTold,
-    FailTask,
-    FinishTask,
+    EndTask,
     GetTask,
     QueueCounts,
     RegisterDataset,
@@ -120,7 +119,7 @@ class RecordsService:
         self._wanted: RecordsWanted | None = None
         self._has_none_now = False
         self._avoid: dict[int, None] = {}
-        self._reports: dict[Key, FinishTask | FailTask] = {}
+        self._reports: dict[Key, EndTask] = {}
         self._renewed_s = 0.0
         self._renewed: list[Held] = []
         self._opened = asyncio.Event()
@@ -251,10 +250,7 @@ class RecordsService:
 
     def _end(self, held: Held, cause: Cause | None = None) -> None:
         """Report a task that is held no longer: as finished, or given back for this cause."""
-        key, identity = (held.task, held.attempt), self._identity
-        self._reports[key] = (
-            FinishTask(identity, *key) if cause is None else FailTask(identity, *key, cause, held.trained)
-        )
+        self._reports[held.task, held.attempt] = EndTask(self._identity, held.task, held.attempt, cause, held.trained)
         self._wake_report.set()
         self._wake_save.set()
 
@@ -395,7 +391,7 @@ class RecordsService:
                 await asyncio.gather(*(self._report_one(key, report) for key, report in some))
             self._wake_fetch.set()  # a task that is finished may begin the next pass
 
-    async def _report_one(self, key: Key, report: FinishTask | FailTask) -> None:
+    async def _report_one(self, key: Key, report: EndTask) -> None:
         told = await self.client.ask(self._genesis, report, ReportsTold)
         self._reports.pop(key, None)
         self._report_answered.set()

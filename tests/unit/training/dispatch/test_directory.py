@@ -19,7 +19,7 @@ from p2pnode.training.dispatch.directory import ASK_S, KEEPERS, RECORD_S, Master
 from p2pnode.training.dispatch.messages import (
     DISPATCH,
     MASTER,
-    FinishTask,
+    EndTask,
     MasterRecord,
     ReportsTold,
     TryAgain,
@@ -35,7 +35,7 @@ GENESIS = b"g" * 16
 ME = Contact(b"m" * 20, Address("10.0.0.1", 8468))
 OTHERS = [Contact(bytes([number]) * 20, Address(f"10.0.1.{number}", 8468)) for number in range(1, 12)]
 ONE, TWO = OTHERS[:2]
-REQUEST = FinishTask(b"q", 3, 1)
+REQUEST = EndTask(b"q", 3, 1, None, 5)
 ACCEPTED = ReportsTold([ReportAnswer.ACCEPTED], None)
 
 

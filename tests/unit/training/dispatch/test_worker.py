@@ -14,8 +14,7 @@ from p2pnode.training.dispatch.messages import (
     DatasetTold,
     DispatchAnswer,
     DispatchRequest,
-    FailTask,
-    FinishTask,
+    EndTask,
     GetTask,
     QueueCounts,
     RenewTasks,
@@ -78,13 +77,18 @@ class Master:
                 if self.tasks:
                     return TaskTold(Answer.TASK, self.tasks.pop(0), 30.0, 0.0, self.counts)
                 return TaskTold(Answer.NO_TASK_NOW, None, 0.0, 1.0, self.counts)
-            case FinishTask():
-                return ReportsTold([ReportAnswer.ACCEPTED], None)
-            case FailTask():
-                return ReportsTold([ReportAnswer.RETURNED], None)
+            case EndTask():
+                answer = ReportAnswer.ACCEPTED if request.cause is None else ReportAnswer.RETURNED
+                return ReportsTold([answer], None)
             case RenewTasks(_, held):
                 return ReportsTold([self.renewed for _ in held], None)
         raise AssertionError(request)
+
+    def finished(self) -> list[int]:
+        return [one.task for one in self.of(EndTask) if one.cause is None]
+
+    def failed(self) -> list[tuple[int, str, int]]:
+        return [(one.task, one.cause, one.trained) for one in self.of(EndTask) if one.cause is not None]
 
     def of(self, kind: type) -> list[Any]:
         return [request for request in self.asked if isinstance(request, kind)]
@@ -175,10 +179,10 @@ def test_a_task_is_reported_when_its_steps_are_counted_and_not_before() -> None:
         await bench.want(1)
         bench.trained(1, 1, 5)
         await asyncio.sleep(1.0)
-        assert bench.master.of(FinishTask) == []
+        assert bench.master.finished() == []
         bench.service.count(1)
         await asyncio.sleep(0.1)
-        assert bench.master.of(FinishTask) == [FinishTask(QUEUE, 1, 1)]
+        assert bench.master.of(EndTask) == [EndTask(QUEUE, 1, 1, None, 5)]
         assert (bench.service.trained, bench.service.finished) == (5, 1)
 
     played(scenario)
@@ -188,7 +192,7 @@ def test_a_task_whose_report_is_not_answered_yet_is_still_named() -> None:
     """Otherwise the master would take its lease for an answer that was lost, and grant it again."""
 
     async def scenario(bench: Bench) -> None:
-        bench.master.silent = (FinishTask,)
+        bench.master.silent = (EndTask,)
         await bench.want(1)
         bench.trained(1, 1, 5)
         bench.service.count(1)
@@ -230,7 +234,7 @@ def test_a_lease_that_stands_no_more_is_not_reported() -> None:
         bench.trained(2, 1, 5)
         bench.service.count(2)
         await asyncio.sleep(0.1)
-        assert bench.master.of(FinishTask) == []
+        assert bench.master.finished() == []
 
     played(scenario)
 
@@ -242,8 +246,7 @@ def test_a_file_that_is_not_here_is_given_back_and_avoided() -> None:
         await bench.want(1)
         bench.service.on_trainer(RecordsUnreadable(1, 1, "no file train.recordio here", missing=True))
         await bench.want(2)
-        (failed,) = bench.master.of(FailTask)
-        assert (failed.task, failed.cause) == (1, "missing")
+        assert bench.master.failed() == [(1, "missing", 0)]
         assert bench.master.of(GetTask)[-1].avoid == [1]
         bench.master.pass_number = 2
         await bench.want(3)
@@ -275,7 +278,7 @@ def test_leaving_gives_tasks_back_with_what_is_counted() -> None:
         bench.trained(1, 1, 3)
         bench.service.count(1)
         await bench.service.leave(2.0)
-        assert [(one.task, one.cause, one.trained) for one in bench.master.of(FailTask)] == [
+        assert bench.master.failed() == [
             (1, "release", 3),
             (2, "release", 0),
         ]
@@ -352,7 +355,7 @@ def test_a_full_disk_costs_the_position_alone() -> None:
     played(scenario, disk)
 
 
-@pytest.mark.parametrize("kind", [ReportDataset, GetTask, FinishTask, RenewTasks])
+@pytest.mark.parametrize("kind", [ReportDataset, GetTask, EndTask, RenewTasks])
 def test_what_had_a_fault_begins_again(kind: type) -> None:
     """Whatever this node was about to ask, it asks again a moment later, and reports what it has trained."""
 
@@ -365,7 +368,7 @@ def test_what_had_a_fault_begins_again(kind: type) -> None:
         bench.service.count(1)
         await asyncio.sleep(60.0)
 
-        assert [one.task for one in bench.master.of(FinishTask)][-1:] == [1]
+        assert bench.master.finished()[-1:] == [1]
         assert bench.service.finished == 1
         assert len(bench.master.of(kind)) > 1
         (record,) = [record for record in bench.log.records if record.event == "service_failed"]
