@@ -36,7 +36,8 @@ class DeviceTrainer(Trainer, Protocol):
 
 
 class Device:
-    """Trainer number `index` of a node. `start` starts its process anew, from its own saved state."""
+    """Trainer number `index` of a node. `start` starts its process anew, from its own saved state. `on_gone` is called
+    when it is given up."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class Device:
         environment: Environment,
         max_restarts: int,
         start: Callable[[int], Awaitable[None]],
+        on_gone: Callable[[int], None],
     ) -> None:
         self.index = index
         self.name = name
@@ -68,6 +70,7 @@ class Device:
         self._clock = environment.clock
         self._counted = Failures(max_restarts)
         self._start = start
+        self._on_gone = on_gone
         self._restarting: asyncio.Task[None] | None = None
 
     @property
@@ -125,6 +128,7 @@ class Device:
         if isinstance(failure, TrainerLeft):
             self.gone = failure
             self._log.info("device_left", device=self.name, index=self.index, reason=failure.reason)
+            self._on_gone(self.index)
         elif failure.fatal or self._counted.are_too_many(count):
             self._give_up(failure)
         else:
@@ -138,6 +142,7 @@ class Device:
     def _give_up(self, failure: TrainerFailed) -> None:
         self.gone = failure
         self._log.error("device_given_up", device=self.name, index=self.index, reason=failure.reason, hint=failure.hint)
+        self._on_gone(self.index)
 
     async def _restart(self, failure: TrainerFailed, count: int) -> None:
         try:

@@ -75,7 +75,7 @@ class HostTrainer:
         self._leaders = parts.leaders
         self._groups = parts.groups
         self._devices = [
-            Device(index, name, trainer, environment, training.max_restarts, self._restart)
+            Device(index, name, trainer, environment, training.max_restarts, self._restart, self._gone)
             for index, (name, trainer) in enumerate(zip(parts.names, parts.trainers, strict=True))
         ]
         self._period = settings.period or training.local_steps
@@ -218,8 +218,10 @@ class HostTrainer:
 
     def _failed(self, device: Device, failure: TrainerFailed) -> None:
         device.note_failure(failure)
-        if device.gone is not None:
-            self._routes.gone(device.index)
+        self.trainer_state_changed()
+
+    def _gone(self, index: int) -> None:
+        self._routes.gone(index)
         self.trainer_state_changed()
 
     async def finish(self, reason: str, finish_s: float) -> TrainerEnd:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from p2pnode.training.trainer_link.data_messages import Claim, DataGranted, DataOpened, DataShape, DataWanted
 from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed, TrainerLeft
 from tests.harness.environment.virtual_loop import run
 from tests.harness.trainers.stub_device import StubDevice, host_of
@@ -95,6 +97,31 @@ def test_a_trainer_that_always_fails_is_given_up_after_max_restarts() -> None:
             devices[1].fails_with = TrainerFailed("out of memory")
             await host.train(order(step, 1))
         assert [(one.state, one.failures) for one in host.devices()] == [("running", 0), ("failed", 3)]
+
+    run(scenario())
+
+
+def test_data_of_a_trainer_that_cannot_be_started_again_goes_to_another() -> None:
+    """What it had been granted and has not trained is granted to the next one that asks."""
+
+    async def scenario() -> None:
+        devices, passed = [StubDevice(0), StubDevice(1)], list[Any]()
+        host = host_of(devices, local_steps=2)
+        host.on_data(passed.append)
+        await host.start()
+        for device in devices:
+            device.send_to_daemon(DataOpened(DataShape("samples", 60, 1), None))
+        wanted = DataWanted(1, begins=True, finished=False, position=0, count=1, has_claims=False)
+        devices[1].send_to_daemon(wanted)
+        host.send_data(DataGranted(passed[-1].number, 0, [Claim(0, 7, 0)]))
+        devices[1].fails_with = TrainerFailed("killed")
+        devices[1].fail_start = TrainerFailed("its memory is broken", fatal=True)
+        await host.train(order(1, 2))
+        await asyncio.sleep(2.0)
+        assert [one.state for one in host.devices()] == ["running", "failed"]
+
+        devices[0].send_to_daemon(wanted)
+        assert [claim.partition for claim in devices[0].granted[-1].claims] == [7]
 
     run(scenario())
 
