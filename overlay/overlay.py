@@ -80,9 +80,7 @@ class Overlay:
         self._server = SwarmServer(identity, settings, environment)
         self._protocol = protocol = self._server.protocol
         self._detector = FailureDetector(local.node_id, incarnation, settings.liveness, rng, clock.monotonic())
-        self._members = members = MemberList(
-            local.node_id, boot_id, self._detector, protocol.router, settings.k, ids_per_address=swarm.ids_per_address
-        )
+        self._members = members = MemberList(local.node_id, boot_id, self._detector, protocol.router, settings.k)
         self._membership = membership = Membership(members, protocol, settings.liveness, environment)
         self._responder = Responder(membership, protocol)
         self._prober = Prober(membership, protocol, environment)
@@ -316,5 +314,4 @@ class Overlay:
                 confirmed_by=[short(node_id) for node_id in self._reachability.confirmed_by],
             ),
             mapping=None if mapping is None else PortMappingReport(str(mapping.address or ""), mapping.reason),
-            crowded_seconds=None if (at := self._members.crowded_at) is None else self._clock.monotonic() - at,
         )

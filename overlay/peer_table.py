@@ -6,10 +6,9 @@ is known, and keeps what was known last when it is removed. Pure. `now` (monoton
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
-from p2pnode.overlay.addresses import Address, group_of
+from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Activity, ChangeKind, Contact, Heartbeat, Peer, PeerChange, shown_version
 from p2pnode.overlay.waits import smoothed
 
@@ -19,7 +18,6 @@ class PeerTable:
 
     def __init__(self) -> None:
         self._peers: dict[bytes, Peer] = {}
-        self._sharing: Counter[str] = Counter()
         self.get = self._peers.get
 
     def __len__(self) -> int:
@@ -37,19 +35,7 @@ class PeerTable:
 
     def at(self, address: Address) -> bytes | None:
         """The id known at an address."""
-        if group_of(address.host) not in self._sharing:
-            return None  # no peer is at this host, as for nearly every new one
         return next((node_id for node_id, peer in self._peers.items() if peer.address == address), None)
-
-    def sharing(self, group: str) -> int:
-        """The number of peers in a group of addresses (`overlay.addresses.group_of`)."""
-        return self._sharing[group]
-
-    def _count(self, host: str, change: int) -> None:
-        group = group_of(host)
-        self._sharing[group] += change
-        if not self._sharing[group]:
-            del self._sharing[group]
 
     def note_capacity(self, node_id: bytes, capacity: int) -> None:
         """A known peer announced its capacity class. A restarted peer keeps its class until it announces another."""
@@ -64,10 +50,7 @@ class PeerTable:
 
     def remove(self, node_id: bytes) -> Peer | None:
         """Remove a peer and return what was known, if it was."""
-        last = self._peers.pop(node_id, None)
-        if last is not None:
-            self._count(last.address.host, -1)
-        return last
+        return self._peers.pop(node_id, None)
 
     def observe(
         self,
@@ -89,7 +72,6 @@ class PeerTable:
         if peer is None:
             contact = Contact(heartbeat.node_id, address)
             self._peers[heartbeat.node_id] = peer = _peer_of(contact, heartbeat, now)
-            self._count(address.host, 1)
             kind = "up"
         elif heartbeat.incarnation < peer.incarnation:
             return None
@@ -105,8 +87,6 @@ class PeerTable:
                 peer.round_trip_s, peer.round_trip_deviation_s, rtt
             )
         if address != peer.address:
-            self._count(peer.address.host, -1)
-            self._count(address.host, 1)
             peer.contact = Contact(peer.node_id, address)
             kind = kind if kind == "restarted" else "moved"
         return None if kind is None else PeerChange(heartbeat.node_id, kind)

@@ -57,8 +57,6 @@ class OverlayReport(msgspec.Struct, frozen=True, kw_only=True):
     round_trip_ms: float | None
     reachable: ReachabilityReport
     mapping: PortMappingReport | None
-    #: Since a node was last refused because too many share its address; null: never.
-    crowded_seconds: float | None = None
 
     def flat(self) -> dict[str, Any]:
         """As `/status` shows it: the counters stand beside the other fields."""

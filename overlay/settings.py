@@ -91,15 +91,6 @@ class SwarmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             'finds there (multicast DNS); needs `pip install "p2pnode[lan]"`.',
         ),
     ] = "off"
-    ids_per_address: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1024,
-            description="Most nodes accepted from one address while the swarm is open (an IPv6 /64 counts as one; the "
-            "loopback is exempt); raise it if more share an address behind a NAT; 0: no limit.",
-        ),
-    ] = 8
 
 
 class LivenessSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from p2pnode.overlay.addresses import group_of
 from p2pnode.overlay.environment import Clock
 from p2pnode.overlay.kademlia.calls import answer
 from p2pnode.overlay.kademlia.lookup import Lookup
@@ -38,31 +37,6 @@ class Finished(NamedTuple):
     seconds: float
 
 
-class AddressLimit:
-    """Admits the first few ids of each group of addresses (`overlay.addresses.group_of`), for one lookup: in an open
-    swarm one host cannot surround a key. The loopback is in no group: many nodes on one machine belong to one user."""
-
-    def __init__(self, most: int) -> None:
-        self.refused = 0
-        self._most = most
-        self._taken: Counter[str] = Counter()
-        self._seen: dict[bytes, bool] = {}
-
-    def admitted(self, contacts: list[Contact]) -> list[Contact]:
-        """The contacts within the limit, in their order; the same id gets the same answer. A limit of 0 admits all."""
-        return [contact for contact in contacts if self._admits(contact)] if self._most else contacts
-
-    def _admits(self, contact: Contact) -> bool:
-        seen = self._seen.get(contact.node_id)
-        if seen is None:
-            group = group_of(contact.address.host)
-            seen = not group or self._taken[group] < self._most
-            self._taken[group] += seen
-            self.refused += not seen
-            self._seen[contact.node_id] = seen
-        return seen
-
-
 class LookupService:
     """The lookups of one node."""
 
@@ -74,7 +48,6 @@ class LookupService:
         settings: OverlaySettings,
         clock: Clock,
     ) -> None:
-        self.ids_per_address = settings.swarm.ids_per_address  # at most this many in one lookup; 0: any number
         #: The last `RECENT` lookups, the newest last.
         self.recent: deque[Finished] = deque(maxlen=RECENT)
         self._local = local
@@ -87,10 +60,9 @@ class LookupService:
     async def find(self, target: bytes, seeds: Iterable[Contact] = ()) -> list[Contact]:
         """The k nodes closest to `target` that answered, closest first; this node included where it belongs."""
         known = self._protocol.router.closest(target, 2 * self._k)
-        quota = AddressLimit(self.ids_per_address)
 
         def usable(contacts: Iterable[Contact]) -> list[Contact]:
-            return quota.admitted(self._usable(contacts, target))
+            return self._usable(contacts, target)
 
         lookup = Lookup(target, self._local.contact, self._k, self._alpha, usable([*known, *seeds]))
         run = _LookupRun(lookup, self._protocol, usable, ipv6=self._local.sends_ipv6)
@@ -105,7 +77,6 @@ class LookupService:
             run.stop()
         seconds = self._clock.monotonic() - started
         self._protocol.counters["lookup_queries"] += lookup.queries
-        self._protocol.counters["contacts_refused_crowded"] += quota.refused
         self._protocol.counters["lookup_rounds"] += lookup.rounds
         self._protocol.counters["lookup_ms"] += round(1000 * seconds)
         self.recent.append(Finished(target, lookup.rounds, lookup.queries, seconds))

@@ -4,8 +4,7 @@ A contact is inserted only after it answered this node at that address and prove
 first. A known id moves to a new address when its incarnation is newer, or when the old address does not answer; both
 need the proof. A peer that answers at the source address of its datagram, but not at the address it claims, is behind a
 NAT. The source address is used, which the NAT may change at any time. Another id that answers at a known address
-replaces the old id. A peer that announces its leave is removed at once. In an open swarm the number of ids per address
-is limited, so that an eclipse attack (Singh et al. 2006) needs many addresses.
+replaces the old id. A peer that announces its leave is removed at once.
 
 Two nodes behind routers, or on both sides of a hole, do not hear each other, and may both hear a third. Each is in the
 other's list through that one, which pings it and passes its heartbeat on (`on_relayed`): what a node counts and waits
@@ -21,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 
-from p2pnode.overlay.addresses import Address, group_of, usable_host
+from p2pnode.overlay.addresses import Address, usable_host
 from p2pnode.overlay.ids import short
 from p2pnode.overlay.kademlia.messages import DuplicateIdentity, Gossip
 from p2pnode.overlay.kademlia.routing_table import ContactTable
@@ -30,7 +29,6 @@ from p2pnode.overlay.membership.actions import (
     AddressClaim,
     CheckAddress,
     DetectorAction,
-    LogEvent,
     Notify,
     StateChanged,
     Verify,
@@ -50,8 +48,6 @@ FULL_VIEW = 256
 #: Up to this many peers every node that asks is verified. Beyond it only what the buckets take: the others are met in
 #: lookups, one side at a time. Otherwise each of N nodes that start together makes N proofs in its first seconds.
 EAGER_VIEW = 64
-#: Groups of addresses whose limit was reached and logged.
-MAX_LOGGED_GROUPS = 1024
 
 #: The pause of an address after its first time-out; it doubles with each further one, up to the maximum.
 FIRST_PAUSE_S = 5.0
@@ -100,22 +96,16 @@ class MemberList:
         detector: FailureDetector,
         table: ContactTable,
         k: int,
-        *,
-        ids_per_address: int = 0,
     ) -> None:
         self.peers = PeerTable()
-        self.ids_per_address = ids_per_address  # 0: any number
         self.detector = detector
         self.conflicts = IdentityConflicts(own_id, boot_id)
         self.negative = NegativeCache()
         self.counters: Counter[str] = Counter()
         self.dead_contacts: dict[bytes, Contact] = {}
-        #: When the last node was refused because too many share its address (monotonic seconds).
-        self.crowded_at: float | None = None
         self._own_id = own_id
         self._table = table
         self._k = k
-        self._full_groups: dict[str, None] = {}
         self._behind_nat: dict[bytes, None] = {}  # an empty set takes four times as much
         #: Members that did not answer this node last, and who has reached each for it.
         self._helpers: dict[bytes, bytes] = {}
@@ -280,8 +270,11 @@ class MemberList:
                 return ()
             self._helpers[node_id] = helper
             return self._refresh(heartbeat, known.address, None, now)
-        is_full = 0 < self.ids_per_address <= len(self._unverified) or len(self.peers) >= FULL_VIEW
-        if is_full or heartbeat.activity == Activity.LEAVING or self.peers.at(contact.address) is not None:
+        if (
+            len(self.peers) >= FULL_VIEW
+            or heartbeat.activity == Activity.LEAVING
+            or self.peers.at(contact.address) is not None
+        ):
             return ()
         self._helpers[node_id], self._unverified[node_id] = helper, None
         return self._observe(heartbeat, contact.address, None, now)
@@ -364,31 +357,9 @@ class MemberList:
         return self._relocate(heartbeat, address, rtt_s, now)
 
     def _relocate(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
-        """It is at this address from now on, if the limit of ids per address allows it."""
-        if self._exceeds_address_limit(heartbeat.node_id, address):
-            return self._refused(group_of(address.host), now)
+        """It is at this address from now on."""
         replaced = self._replace_occupant(heartbeat.node_id, address, now)
         return [*replaced, *self._observe(heartbeat, address, rtt_s, now)]
-
-    def _exceeds_address_limit(self, node_id: bytes, address: Address) -> bool:
-        group = group_of(address.host)
-        if not self.ids_per_address or not group:
-            return False
-        known = self.peers.get(node_id)
-        if known is not None and group_of(known.address.host) == group:
-            return False
-        occupant = self.peers.at(address)
-        others = self.peers.sharing(group) - (occupant is not None and occupant != node_id)
-        return others >= self.ids_per_address
-
-    def _refused(self, group: str, now: float) -> Sequence[Action]:
-        self.counters["peers_refused_crowded"] += 1
-        self.crowded_at = now
-        if group in self._full_groups or len(self._full_groups) >= MAX_LOGGED_GROUPS:
-            return ()
-        self._full_groups[group] = None
-        fields = {"address": group, "ids": self.ids_per_address, "setting": "swarm.ids_per_address"}
-        return (LogEvent("warning", "address_crowded", fields),)
 
     def _replace_occupant(self, node_id: bytes, address: Address, now: float) -> Sequence[Action]:
         occupant = self.peers.at(address)

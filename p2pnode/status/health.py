@@ -60,7 +60,6 @@ def findings(
     found = [_warning(advice.what, advice.do) for advice in warnings_for(node.config)]
     found += _joining(node)
     found += _apart(node, lost) or _alone(node, lost)
-    found += _crowded(node, overlay)
     found += _unreached(overlay, node.overlay.address.port, meant=node.config.node.client_only)
     if node.progress.stalled:
         hang_s = node.config.training.hang_s
@@ -144,18 +143,6 @@ def _alone(node: Node, lost: Sequence[LostPeer]) -> list[Finding]:
         _warning(
             f"no peer is left: {last_loss(dead)} ({dead[0].reason or 'no answer'})",
             "this node trains on and dials them every few seconds; see that they run, and this machine's network",
-        )
-    ]
-
-
-def _crowded(node: Node, overlay: OverlayReport) -> list[Finding]:
-    if overlay.crowded_seconds is None or overlay.crowded_seconds > RECENT_S:
-        return []
-    limit = node.config.swarm.ids_per_address
-    return [
-        _warning(
-            f"more than {limit} nodes of one address try to join; the others are refused",
-            "raise swarm.ids_per_address on all nodes if these share an address behind a NAT",
         )
     ]
 

@@ -337,39 +337,6 @@ def test_addresses_count_by_what_they_cost(one: str, other: str, same: bool) -> 
     assert group_of("127.0.0.1") == group_of("127.9.9.9") == group_of("::1") == ""
 
 
-def test_one_address_gets_few_places_in_a_table() -> None:
-    """Thirty keys behind one address, all of them real: eight are inserted, the warning names the setting, and a lookup
-    is not surrounded. With the setting at 0 all are inserted."""
-
-    async def story(limit: int) -> tuple[int, int, list[Any]]:
-        world = OverlayWorld(seed=46)
-        node = world.make(0)
-        node._members.ids_per_address = node._lookups.ids_per_address = limit
-        await node.start()
-        node.found(GENESIS)
-        transports = []
-        identities = [identity_from_seed(bytes([number]) * 32) for number in range(30)]
-        for number, identity in enumerate(identities):
-            transports.append(await sybil(world, identity, 9000 + number, identities))
-        await asyncio.sleep(3)
-        found = await node.lookup(b"k" * 20)
-        crowd = sum(contact.address.host == "10.0.0.66" for contact in found)
-        warned = [record.fields for record in world.records if record.event == "address_crowded"]
-        known = len(node.peers)
-        for transport in transports:
-            await transport.close()
-        await world.stop()
-        return known, crowd, warned
-
-    known, crowd, warned = play(story(8))
-    assert (known, crowd) == (8, 8)
-    assert warned == [{"address": "10.0.0.66", "ids": 8, "setting": "swarm.ids_per_address"}]
-    known, crowd, warned = play(story(0))
-    assert known == 30
-    assert crowd >= 19
-    assert not warned
-
-
 async def sybil(world: OverlayWorld, identity: Identity, port: int, others: list[Identity]) -> Any:
     """One of many nodes on one host: it proves its id, and names all the others as the closest to anything."""
     transport = world.network.transport("10.0.0.66", port)

@@ -152,4 +152,3 @@ def test_an_address_is_found_among_peers_of_the_same_port_and_not_after_its_peer
     assert table.at(Address("10.0.0.4", 8468)) == numbered(3)
     assert table.at(Address("10.0.0.5", 8468)) is None
     assert table.at(Address("10.0.0.4", 8469)) is None
-    assert (table.sharing("10.0.0.4"), table.sharing("10.0.0.5")) == (1, 0)

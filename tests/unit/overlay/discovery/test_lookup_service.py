@@ -8,14 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from p2pnode.overlay.addresses import Address
-from p2pnode.overlay.discovery.lookup_service import DEADLINE_S, RECENT, AddressLimit, LookupService
+from p2pnode.overlay.discovery.lookup_service import DEADLINE_S, RECENT, LookupService
 from p2pnode.overlay.ids import distance
 from p2pnode.overlay.kademlia.messages import FindNode, Nodes, pack_contact, pack_nodes
 from p2pnode.overlay.local_node import LocalNode
 from p2pnode.overlay.membership.members import NegativeCache
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
-from tests.harness.builders.peers import contact, ids
+from tests.harness.builders.peers import ids
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.recording_protocol import OWN, RecordedCall, RecordingProtocol
@@ -27,14 +27,14 @@ CONTACTS = [Contact(node_id, Address(f"10.0.1.{number}", 8468)) for number, node
 class World:
     """A swarm in which each node knows the 20 contacts closest to any target."""
 
-    def __init__(self, contacts: list[Contact], *, ids_per_address: int = 0) -> None:
+    def __init__(self, contacts: list[Contact]) -> None:
         self.contacts = contacts
         self.recorder = RecordingProtocol()
         self.negative = NegativeCache()
         self.silent: list[bytes] = []
         self.answered: list[RecordedCall] = []
         local = LocalNode(OWN, 1, 1, "tests", Address("10.0.0.1", 8468))
-        settings = OverlaySettings(NodeSettings(), SwarmSettings(ids_per_address=ids_per_address), LivenessSettings())
+        settings = OverlaySettings(NodeSettings(), SwarmSettings(), LivenessSettings())
         members: Any = SimpleNamespace(negative=self.negative)
         self.service = LookupService(local, self.recorder.protocol, members, settings, VirtualClock())
 
@@ -104,35 +104,6 @@ def test_addresses_that_did_not_answer_lately_are_not_asked_again() -> None:
         assert found[0] == gone, "the node that is looked for itself is asked"
 
     with_world(story, CONTACTS)
-
-
-def test_a_lookup_asks_a_few_ids_of_one_address_at_most() -> None:
-    """An attacker with one address cannot surround a key; the refused contacts are counted."""
-
-    async def story(world: World) -> None:
-        found = await world.service.find(TARGET, [*CONTACTS[:5], *crowd])
-
-        asked = [call.contact for call in world.answered]
-        assert sum(contact in crowd for contact in asked) == 3
-        assert sum(contact in crowd for contact in found) <= 3
-        assert world.recorder.counters["contacts_refused_crowded"] >= len(crowd) - 3
-
-    crowd = [Contact(node_id, Address("8.8.8.8", 8468 + n)) for n, node_id in enumerate(ids(30, seed=9))]
-    others = [Contact(one.node_id, Address(f"9.{n}.1.1", 8468)) for n, one in enumerate(CONTACTS)]
-    with_world(story, [*others, *crowd], ids_per_address=3)
-
-
-def test_other_addresses_and_the_loopback_are_not_affected() -> None:
-    """Each address has its own limit; on the loopback there is none."""
-    limit = AddressLimit(1)
-    one, other, third, fourth = ids(4)
-    full = limit.admitted([contact(one)])
-    elsewhere = [Contact(other, Address("10.9.0.1", 1))]
-    loopback = [Contact(third, Address("127.0.0.1", 1)), Contact(fourth, Address("127.0.0.1", 2))]
-
-    assert full == [contact(one)]
-    assert limit.admitted(elsewhere) == elsewhere
-    assert limit.admitted(loopback) == loopback
 
 
 def test_a_lookup_that_gets_no_answers_is_cut_off() -> None:

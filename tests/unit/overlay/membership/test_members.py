@@ -18,7 +18,6 @@ from p2pnode.overlay.membership.actions import (
     AddressClaim,
     Broadcast,
     CheckAddress,
-    LogEvent,
     Notify,
     SendDuplicateIdentity,
     SendNow,
@@ -36,10 +35,10 @@ OWN, A, B, C = ids(4)
 HERE, THERE = Address("10.0.0.1", 8468), Address("10.0.0.2", 8468)
 
 
-def member_list(ids_per_address: int = 0) -> MemberList:
+def member_list() -> MemberList:
     detector = FailureDetector(OWN, 1, LivenessSettings(), random.Random(1), 0.0)
     table = ContactTable(20, Node(OWN))
-    return MemberList(OWN, 7, detector, table, 20, ids_per_address=ids_per_address)
+    return MemberList(OWN, 7, detector, table, 20)
 
 
 def insert(made: MemberList, node_id: bytes, address: Address = HERE, now: float = 0.0, **changes: object) -> None:
@@ -91,22 +90,6 @@ def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert made.on_response(heartbeat(B), THERE, 0.01, Contact(B, THERE), 0.0, proven=True) == ()
     assert made.counters == {"peers_refused_full": 1}
-
-
-def test_an_address_holds_so_many_ids_and_the_refusal_is_logged_once() -> None:
-    """The second id at the host is refused; one that replaces the occupant of a port is not."""
-    made = member_list(ids_per_address=1)
-    insert(made, A)
-    second = Address(HERE.host, 9)
-    refused = [
-        made.on_response(heartbeat(B, port=9), second, 0.01, Contact(B, second), 0.0, proven=True) for _ in range(2)
-    ]
-
-    fields = {"address": HERE.host, "ids": 1, "setting": "swarm.ids_per_address"}
-    assert refused == [(LogEvent("warning", "address_crowded", fields),), ()]
-    assert made.counters == {"peers_refused_crowded": 2}
-    actions = made.on_response(heartbeat(C), HERE, 0.01, Contact(C, HERE), 0.0, proven=True)
-    assert changes(actions) == [(A, "dead"), (C, "up")]
 
 
 # -- refresh
@@ -460,21 +443,16 @@ def test_what_another_start_says_is_not_relayed(known: dict[str, int], relayed: 
 
 
 def test_a_relayed_node_takes_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the own id, not the address of another, not for a node that leaves, and few in an open swarm."""
-    made = member_list(ids_per_address=2)
+    """Not the own id, not the address of another, not for a node that leaves, and not in a full view."""
+    made = member_list()
     insert(made, A)
 
     assert made.on_relayed(heartbeat(OWN), Contact(OWN, THERE), A, 1.0) == ()
     assert made.on_relayed(heartbeat(C), Contact(B, THERE), A, 1.0) == ()
     assert made.on_relayed(heartbeat(B), Contact(B, HERE), A, 1.0) == ()
     assert made.on_relayed(heartbeat(B, activity=int(Activity.LEAVING)), Contact(B, THERE), A, 1.0) == ()
-    for number, node_id in enumerate(ids(3, seed=9)):
-        made.on_relayed(heartbeat(node_id), Contact(node_id, Address(f"10.1.0.{number}", 8468)), A, 1.0)
-    assert len(made.peers) == 3
-    closed = member_list()
-    insert(closed, A)
     monkeypatch.setattr(members, "FULL_VIEW", 1)
-    assert closed.on_relayed(heartbeat(B), Contact(B, THERE), A, 1.0) == ()
+    assert made.on_relayed(heartbeat(B), Contact(B, THERE), A, 1.0) == ()
 
 
 def test_a_relayed_leave_removes_a_member() -> None:

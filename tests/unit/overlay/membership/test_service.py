@@ -138,12 +138,12 @@ def test_a_return_is_logged_as_up() -> None:
 
     def story(world: World) -> None:
         world.membership.perform(
-            [Notify(PeerChange(A, "returned")), LogEvent("warning", "address_crowded", {"ids": 2})]
+            [Notify(PeerChange(A, "returned")), LogEvent("warning", "some_event", {"ids": 2})]
         )
         assert world.changes == [(A, "returned")]
         assert [(record.level, record.event) for record in world.records] == [
             ("debug", "peer_up"),
-            ("warning", "address_crowded"),
+            ("warning", "some_event"),
         ]
         assert world.records[1].fields == {"ids": 2}
 

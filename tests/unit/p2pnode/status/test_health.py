@@ -11,7 +11,7 @@ import pytest
 
 from p2pnode import __version__
 from p2pnode.overlay.ids import short
-from p2pnode.status.health import ENDING, LONG_WAIT_S, RECENT_S
+from p2pnode.status.health import ENDING, LONG_WAIT_S
 from p2pnode.training.exchange.swarm_view import COUNTED_FACTOR, LASTING_S
 from p2pnode.training.trainer_link.interface import Evaluation
 from tests.harness.network.nat import Nat
@@ -234,23 +234,6 @@ def test_bootstraps_that_failed_are_a_finding_until_there_is_a_peer() -> None:
         host.living.phase = "training"
 
     simulate(scenario, barrier__method="asp")
-
-
-def test_a_crowded_address_is_a_finding_for_a_minute() -> None:
-    """A refused node tries again sooner; when none does any more, the finding goes."""
-
-    async def scenario(swarm: Swarm) -> None:
-        host = swarm.start("n0")
-        await swarm.until(lambda: host.living.progress.step >= 1, within_s=30, what="it trains")
-        members = host.living.overlay._members
-        assert found(swarm, host, "of one address") == []
-        members._refused("10.0.0.9", swarm.clock.monotonic())
-        await asyncio.sleep(RECENT_S - 1)
-        assert len(found(swarm, host, "of one address")) == 1
-        await asyncio.sleep(2)
-        assert found(swarm, host, "of one address") == []
-
-    simulate(scenario)
 
 
 @pytest.mark.parametrize(("method", "does"), [("pssp", "trains by itself since step"), ("bsp", "waits")])
