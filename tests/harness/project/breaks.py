@@ -205,7 +205,7 @@ BREAKS: dict[int, Break] = {
         "p2pnode.training.trainer.model.contract:ModelContract.check",
         "nobody looks whether the model is still the one that is exchanged",
         returns(None),
-        "tests/unit/training/trainer/test_contract.py::test_every_way_to_replace_a_parameter_is_named",
+        "tests/unit/training/trainer/model/test_contract.py::test_every_way_to_replace_a_parameter_is_named",
     ),
 }
 

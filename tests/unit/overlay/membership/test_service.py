@@ -137,9 +137,7 @@ def test_a_return_is_logged_as_up() -> None:
     """The change has a kind of its own, the log event does not."""
 
     def story(world: World) -> None:
-        world.membership.perform(
-            [Notify(PeerChange(A, "returned")), LogEvent("warning", "some_event", {"ids": 2})]
-        )
+        world.membership.perform([Notify(PeerChange(A, "returned")), LogEvent("warning", "some_event", {"ids": 2})])
         assert world.changes == [(A, "returned")]
         assert [(record.level, record.event) for record in world.records] == [
             ("debug", "peer_up"),
