@@ -29,10 +29,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 #: Numba compiles the engines once per process that finds no cache: their tests share a worker.
 SIMULATION_TESTS = Path(__file__).parent / "unit" / "training" / "simulation"
-COMPILES = frozenset({"test_simulate", "test_simulate_options"})
+COMPILES = frozenset({"test_simulate"})
 
 #: They parse all modules, once per process.
-PARSE = frozenset({"test_event_glossary", "test_import_rules", "test_one_path"})
+PARSE = frozenset({"test_import_rules"})
 
 #: The longest groups first.
 FIRST = ("swarms", "forks", "trainers", "simulation", "sources")
