@@ -1,12 +1,14 @@
-"""The root of all errors that the overlay raises for its callers, and the refusal of the secure channel."""
+"""The base class of the errors that the overlay raises for its callers, and the error of `overlay.sealing`."""
 
 from __future__ import annotations
 
 
 class OverlayError(Exception):
-    """Something the overlay tried did not work; subclasses carry the facts, and their text is fit for a person."""
+    """An operation of the overlay failed. Subclasses carry the details as attributes; the text is for people."""
 
 
 class Refused(OverlayError):
-    """The secure channel refuses a datagram or a connection. The text is the reason, and the last part of a counter's
-    name."""
+    """A received datagram or connection did not pass a check of `overlay.sealing`, and is dropped.
+
+    The text is the reason, as one word. The name of the counter ends with that word, as in `seal_dropped_stranger`.
+    """

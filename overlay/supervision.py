@@ -1,8 +1,8 @@
-"""Runs a service until it is cancelled: after a fault, which is reported, the service begins again.
+"""Restarts a service after a fault, and reports the fault. A service is a coroutine that runs as long as its node.
 
-A task whose coroutine raises ends without a word, and what it did is not done any more until the node is restarted. So
-whatever runs as long as its node runs under `supervised`. A service that fails again and again is begun more and more
-rarely, and its faults fill no log.
+Without supervision, an exception ends the task of the service. Nobody sees the exception, and the work of the service
+stays undone until the node is restarted. `supervised` waits before it restarts a service. The wait doubles after each
+fault, up to a limit, so that a service that always fails does not fill the log.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Awaitable, Callable
 
 from p2pnode.overlay.environment import Log
 
-#: Before a service begins again; doubled after each fault, unless it has run for longer than the longest pause before.
+#: The first and the longest pause before a restart. The pause doubles after each fault. It is the first one again after
+#: a run that lasted longer than `MAX_PAUSE_S`.
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 8.0
 
 OnFault = Callable[[str, Exception], None]
 
 
 def logged(log: Log) -> OnFault:
-    """The report of a fault where a class has no event of its own for it."""
+    """A report that logs the event `service_failed`, for services without a more specific event."""
 
     def on_fault(name: str, error: Exception) -> None:
         log.error("service_failed", service=name, error=repr(error))
@@ -28,9 +29,13 @@ def logged(log: Log) -> OnFault:
 
 
 async def supervised(name: str, service: Callable[[], Awaitable[None]], on_fault: OnFault) -> None:
-    """Run a service until it ends by itself or is cancelled. `on_fault` is called with its name and each fault; what it
-    raises ends the service."""
-    now, pause_s = asyncio.get_running_loop().time, FIRST_PAUSE_S
+    """Run a service, with restarts after faults, until it returns or is cancelled.
+
+    `on_fault` is called with `name` and the exception. If `on_fault` raises, the service is not restarted, and the
+    caller gets that exception.
+    """
+    now = asyncio.get_running_loop().time
+    pause_s = FIRST_PAUSE_S
     while True:
         began_s = now()
         try:
