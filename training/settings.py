@@ -1,8 +1,7 @@
 """The settings of training: sections `[training]`, `[devices]`, `[barrier]`, `[exchange]` and `[dispatch]` of
 `node.toml`.
 
-Defaults, ranges and one-line explanations are defined only here; `node.toml` and `docs/config.md` are generated from
-them.
+Defaults, ranges and descriptions are defined only here; `node.toml` and `docs/config.md` are generated from them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,9 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         str,
         Meta(description='"digits", "mnist", "text", or your own "package.module:Class"; ignored by `p2pnode run`.'),
     ] = "digits"
-    data_dir: Annotated[str, Meta(description="Folder or file with the task's data; empty: the task's own.")] = ""
+    data_dir: Annotated[
+        str, Meta(description="Folder or file with the task's data; empty: the default of the task.")
+    ] = ""
     min_nodes: Annotated[
         PositiveCount,
         Meta(description="Training starts when this many nodes, this one included, are ready."),
@@ -55,24 +56,30 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Meta(
             ge=0,
             le=19,
-            description="Niceness of the trainer above the daemon's, which has to answer while every core trains; "
-            "0: none.",
+            description="Added to the trainer's Unix niceness, so that the daemon answers peers while all cores "
+            "train; 0: nothing.",
         ),
     ] = 5
-    seed: Annotated[Count, Meta(description="Seed; each node derives its own from it and its id.")] = 0
+    seed: Annotated[
+        Count, Meta(description="Seed of the run; each node derives its own seed from it and from the node id.")
+    ] = 0
     eval_steps: Annotated[
         Count,
         Meta(description="Steps between evaluations of the shared model; 0: never."),
     ] = 10
-    max_steps: Annotated[Count, Meta(description="End of the run, in steps of the swarm; 0: none.")] = 0
-    max_seconds: Annotated[Seconds, Meta(description="End of the run for this node, in seconds; 0: none.")] = 0.0
+    max_steps: Annotated[Count, Meta(description="The run ends after this many steps of the swarm; 0: no limit.")] = 0
+    max_seconds: Annotated[
+        Seconds, Meta(description="The run ends for this node after this many seconds; 0: no limit.")
+    ] = 0.0
     until: Annotated[
         str,
-        Meta(description='End of the run by a metric, as "accuracy>=0.95", confirmed twice; empty: none.'),
+        Meta(
+            description='The run ends when two evaluations in a row reach a goal, as "accuracy>=0.95"; empty: no goal.'
+        ),
     ] = ""
     linger_s: Annotated[
         Seconds,
-        Meta(description="A finished node continues to own its shards for the others at most this long."),
+        Meta(description="After its run a node serves its shards to the other nodes for at most this long."),
     ] = 60.0
     finish_s: Annotated[
         Seconds,
@@ -87,8 +94,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     max_restarts: Annotated[
         Count,
         Meta(
-            description="A trainer is restarted at most this often after failures of the same cause within a day, or "
-            "without a completed step between them."
+            description="Most restarts of a trainer after failures that have the same cause within a day, or that "
+            "have no completed step between them."
         ),
     ] = 4
     checkpoint_s: Annotated[
@@ -106,15 +113,16 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     hang_s: Annotated[
         Seconds,
         Meta(
-            description="A trainer silent for this long, or for four steps, is stalled: barriers skip it. It is "
-            "restarted after 30 times that without processor time, or 360 times with it."
+            description="A trainer that sends nothing for this long, and for four of its steps, is stalled: barriers "
+            "skip the node. It is restarted after 30 times this long if it uses no processor time, else after 360 "
+            "times."
         ),
     ] = 10.0
     tracker: Annotated[
         str,
         Meta(
             description='Each step is also written to "csv:FILE", "tensorboard:DIR" or "trackio" (extras of the same '
-            "names); a relative place is inside the state directory; empty: none."
+            "names); a relative path is inside the state directory; empty: none."
         ),
     ] = ""
     options: Annotated[
@@ -129,36 +137,37 @@ class DevicesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     period: Annotated[
         Count,
         Meta(
-            description="Optimiser steps of each trainer between two distributed steps inside the node, a divisor of "
-            "training.local_steps; 0: local_steps."
+            description="After this many optimiser steps of each trainer, the trainers of the node merge what they "
+            "learned (a distributed step). Must divide training.local_steps; 0: training.local_steps."
         ),
     ] = 0
     step: Annotated[
         Literal["average", "leader"],
         Meta(
-            description="The distributed step. average: all trainers go on from their mean; leader: they are pulled to "
-            "the one with the lowest loss."
+            description="How a distributed step merges. average: all trainers continue from their mean; leader: all "
+            "trainers move towards the trainer with the lowest loss."
         ),
     ] = "average"
     merge: Annotated[
         Literal["auto", "memory", "collective"],
         Meta(
-            description="How the trainers of a node make the distributed step. memory: in shared memory; collective: "
-            "by torch.distributed; auto: collective where each has a GPU of its own."
+            description="How trainers exchange values in a distributed step. memory: through shared memory; "
+            "collective: through torch.distributed; auto: collective if each trainer has its own GPU, else memory."
         ),
     ] = "auto"
     coordination: Annotated[
         Literal["none", "global"],
         Meta(
             description="global: one node of the swarm divides the local steps of a period among the trainers of all "
-            "nodes, faster ones take more; none: each node has its own."
+            "nodes, and faster trainers take more steps; none: each node has its own period."
         ),
     ] = "none"
     pull: Annotated[
         Share,
         Meta(
-            description="With leader: how far trainers go towards the leader of the node in a distributed step, and as "
-            "far again in the local steps before it; with coordination = global as far towards that of the swarm."
+            description='With step = "leader": the share of the way to the leader of the node that a trainer moves in '
+            "a distributed step. The local steps before it move the trainer by the same share in total. With "
+            'coordination = "global" a trainer moves in the same way towards the leader of the swarm.'
         ),
     ] = 0.1
 
@@ -168,7 +177,10 @@ class BarrierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     method: Annotated[
         BarrierMethod,
-        Meta(description="asp never waits; bsp and ssp compare all peers; pbsp and pssp a sample; or custom."),
+        Meta(
+            description="asp never waits; bsp and ssp look at all peers, pbsp and pssp at a sample; custom calls "
+            "barrier.custom."
+        ),
     ] = "pssp"
     sample: Annotated[
         Count,
@@ -180,7 +192,7 @@ class BarrierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     ] = 4
     quantile: Annotated[
         float,
-        Meta(gt=0, le=1, description="Share of the sample that must be far enough; 1: all."),
+        Meta(gt=0, le=1, description="Share of the compared peers that must have completed enough steps; 1: all."),
     ] = 1.0
     custom: Annotated[
         str,
@@ -198,15 +210,15 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     codec: Annotated[
         Literal["auto", "float32", "bfloat16", "int8", "int4", "sparse"],
         Meta(
-            description="Encoding of pushed deltas: 4, 2, 1, 0.53 or 0.056 bytes per value; what it lacks goes "
-            "out with the next delta. auto: the least lossy that the measured line carries."
+            description="Encoding of pushed deltas: 4, 2, 1, 0.53 or 0.056 bytes per value; the next delta includes "
+            "what the encoding left out. auto: the most exact encoding that the measured bandwidth allows."
         ),
     ] = "auto"
     pull_codec: Annotated[
         Literal["auto", "float32", "bfloat16", "int8", "int4", "sparse"],
         Meta(
-            description="Encoding of pulled values; with int8, int4 and sparse a node is sent their changes. auto: as "
-            "pushes, but int4 for sparse."
+            description="Encoding of pulled values; with int8, int4 and sparse a node receives only changes of "
+            "values. auto: the encoding of pushes, but int4 instead of sparse."
         ),
     ] = "auto"
     shards: Annotated[
@@ -214,8 +226,9 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Meta(
             ge=0,
             le=MAX_SHARDS,
-            description="Slices of the vector, for the whole run. 0: the founder chooses, at least 64, of at most "
-            "2 MiB, and four for each of training.min_nodes; all others take its number.",
+            description="Slices of the model's vector, the same number for the whole run. 0: the founder chooses at "
+            "least 64, at least four for each of training.min_nodes, and slices of at most 2 MiB; the other nodes "
+            "use the founder's number.",
         ),
     ] = 0
     replicas: Annotated[
@@ -228,7 +241,10 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     ] = 1
     weight: Annotated[
         Literal["population", "samples", "sum"],
-        Meta(description="A delta weighs 1/workers (population), by samples trained (¼…4 of the mean), or 1 (sum)."),
+        Meta(
+            description="Weight of a delta. population: 1/workers; samples: 1/workers times the node's samples over "
+            "the mean (¼ to 4); sum: 1."
+        ),
     ] = "population"
     outer_lr: Annotated[float, Meta(gt=0, le=10, description="Outer learning rate of the owner's rule.")] = 0.7
     outer_momentum: Annotated[
@@ -238,13 +254,13 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     value_bytes: Annotated[
         PositiveCount,
         Meta(
-            description="Bytes of named values that this node owns at most, for engines; what would take more is "
-            "refused. A backup has as much again."
+            description="Most bytes of named values (of engines) that this node owns; it refuses updates that need "
+            "more. The backups of these values need the same memory on other nodes."
         ),
     ] = 512 * 1024 * 1024
     robust: Annotated[
         Literal["", "clip"],
-        Meta(description="Against members that send wrong deltas: clip long ones; empty: add every delta."),
+        Meta(description="Protection from members that send wrong deltas. clip: shorten long deltas; empty: none."),
     ] = ""
     tenure_s: Annotated[
         Seconds,
@@ -252,11 +268,13 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     ] = 30.0
     log_seconds: Annotated[
         Seconds,
-        Meta(description="Network partitions of at most this length are repaired without loss; 0: none is."),
+        Meta(description="A network partition of at most this length loses no delta; 0: no partition is repaired."),
     ] = 60.0
     log_bytes: Annotated[
         int,
-        Meta(ge=0, description="Most bytes of deltas kept for that repair; /status shows how far back they reach."),
+        Meta(
+            ge=0, description="Most bytes of deltas kept to repair partitions; /status shows how far back they reach."
+        ),
     ] = 256 * 1024 * 1024
 
 
@@ -267,7 +285,7 @@ class DispatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Literal["local", "shared", "master"],
         Meta(
             description="local: every node reads all records; shared: the nodes divide them among themselves; "
-            "master: a queue of leased tasks does."
+            "master: a master leases them to the nodes, in tasks."
         ),
     ] = "local"
     records: Annotated[
@@ -279,17 +297,19 @@ class DispatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     ] = []
     serve: Annotated[
         bool,
-        Meta(description='True: this node trains and is a master too; node.role = "master" is a master alone.'),
+        Meta(
+            description='True: this node trains and is a master too. node.role = "master": a master that never trains.'
+        ),
     ] = False
     store: Annotated[
         str,
         Meta(
             description='Where a master keeps its queue: "sqlite" (in the state directory), "sqlite:PATH", or '
-            '"etcd://host:port,host:port/prefix", with which several masters may stand by.'
+            '"etcd://host:port,host:port/prefix"; with etcd, further masters may wait to take over.'
         ),
     ] = "sqlite"
     chunks_per_task: Annotated[PositiveCount, Meta(description="Chunks of a RecordIO file in one task.")] = 10
-    passes: Annotated[Count, Meta(description="The run ends after so many passes over the records; 0: never.")] = 0
+    passes: Annotated[Count, Meta(description="The run ends after this many passes over the records; 0: never.")] = 0
     shuffle: Annotated[
         bool,
         Meta(description="True: tasks come in a new order in every pass, and so do the records within a task."),
