@@ -1,8 +1,9 @@
-"""Writes the model as a file of its own: at the end of a run, and from a checkpoint for `p2pnode export`.
+"""Writes the model to a file that other programs can load: at the end of a run, or later by `p2pnode export`.
 
-While the node trains, the trainer's description of the model is kept in the state directory, in `model/`, with the
-tensors that training never changes. Together with a checkpoint's vector that is the whole model
-(`training.model_file`), so it can be written without the trainer.
+A complete model has three parts: a description of its tensors, the fixed tensors, which training never changes, and the
+vector, which training changes. The trainer makes the first two. This module keeps them in the folder `model/` of the
+state directory while the node trains. A checkpoint has the vector. So `p2pnode export` needs no trainer
+(`training.model_file`).
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from p2pnode.training.trainer_link.interface import ModelDescription, Trainer, T
 
 FOLDER = "model"
 DESCRIPTION = f"{FOLDER}/description.json"
-#: Endings of a model's file: safetensors, or a plain `state_dict` as `torch.save` writes it.
+#: Suffixes of an exported file: safetensors, or a plain `state_dict` as `torch.save` writes it.
 SAFETENSORS, PICKLED = (".safetensors",), (".pt", ".pth")
-#: While another process converts.
+#: Seconds between two calls of `tick`, which shows progress while another process converts a file.
 TICK_S = 0.1
 
 
 class CannotExport(TrainingError):
-    """The model's file could not be written; no partial file is left."""
+    """The exported file could not be written. No partial file remains."""
 
 
 class ModelExport:
-    """The description of one node's model, and the file of its finished model."""
+    """Keeps the description of one node's model on disk, and writes the file of the finished model."""
 
     def __init__(self, config: Config, environment: NodeEnvironment, trainer: Trainer) -> None:
         self._settings = config.training
@@ -57,7 +58,7 @@ class ModelExport:
         self.description: ModelDescription | None = None
 
     async def describe_if_due(self) -> None:
-        """Renew the description on disk as often as checkpoints are written, the first time at once."""
+        """Renew the description on disk, at the first call and then as often as checkpoints are written."""
         period_s = self._settings.checkpoint_s
         now = self._clock.monotonic()
         if not period_s or (self._described_s is not None and now - self._described_s < period_s):
@@ -79,7 +80,10 @@ class ModelExport:
         await self._executor.run(self._disk.write, DESCRIPTION, raw)
 
     async def describe_last(self) -> ModelDescription | None:
-        """The model at the end, its fixed tensors on disk; an earlier description if the trainer does not answer."""
+        """Describe the model at the end of the run, and wait until its fixed tensors are on disk.
+
+        If the trainer does not answer, returns the last earlier description, or None without one.
+        """
         try:
             await self._describe(wait=True)
         except (TrainerFailed, OSError) as error:
@@ -89,7 +93,8 @@ class ModelExport:
     async def write(self, description: ModelDescription, layout: Layout, vector: Vector) -> tuple[str, str]:
         """Write the file that `training.export` names; returns its path and the hex SHA-256 of the model.
 
-        The digest is that of the safetensors file, also for other endings. Raises `CannotExport`.
+        The digest is the digest of the safetensors file, also if the model is written in another format. Raises
+        `CannotExport`.
         """
         path = export_path(self._settings.export, self._state_path)
         try:
@@ -101,35 +106,37 @@ class ModelExport:
     def _write(self, description: ModelDescription, layout: Layout, vector: Vector, path: Path) -> str:
         entries = {entry.name: entry for entry in layout.entries}
 
-        def values(name: str) -> Iterable[Vector]:
+        def values_of(name: str) -> Iterable[Vector]:
             entry = entries.get(name)
             return () if entry is None else (vector[entry.offset : entry.offset + entry.size],)
 
         with fixed_tensors(self._state_path, description) as fixed:
-            pieces = model_pieces(description, values, fixed)
-            if self._state_path is None:  # a simulated node
+            pieces = model_pieces(description, values_of, fixed)
+            if self._state_path is None:  # only a simulated node has no folder
                 return write_pieces(self._disk, path.name, pieces)
             if path.suffix in SAFETENSORS:
                 return write_pieces(FolderDisk(path.parent), path.name, pieces)
-            whole, pickled = path.with_name(f".{path.name}.safetensors"), path.with_name(f".{path.name}.part")
+            # Temporary files; both are removed also after an error.
+            as_safetensors = path.with_name(f".{path.name}.safetensors")
+            as_pickle = path.with_name(f".{path.name}.part")
             try:
-                digest = write_pieces(FolderDisk(whole.parent), whole.name, pieces)
-                convert(whole, pickled)
-                pickled.replace(path)
+                digest = write_pieces(FolderDisk(path.parent), as_safetensors.name, pieces)
+                convert(as_safetensors, as_pickle)
+                as_pickle.replace(path)
             finally:
-                whole.unlink(missing_ok=True)
-                pickled.unlink(missing_ok=True)
+                as_safetensors.unlink(missing_ok=True)
+                as_pickle.unlink(missing_ok=True)
             return digest
 
 
 def export_path(export: str, state_path: Path | None) -> Path:
-    """Where `training.export` is: a relative path is inside the state directory."""
+    """The path that `training.export` means: a relative one starts at the state directory."""
     path = Path(export).expanduser()
     return path if path.is_absolute() or state_path is None else state_path.absolute() / path
 
 
 def write_pieces(disk: Disk, name: str, pieces: Iterable[Piece]) -> str:
-    """Write a file whole or not at all; returns its hex SHA-256. Raises `OSError`, and as `pieces` does."""
+    """Write a complete file or none; returns its hex SHA-256. Raises `OSError`, and what `pieces` raises."""
     digest = hashlib.sha256()
     file = disk.create(name)
     try:
@@ -145,7 +152,7 @@ def write_pieces(disk: Disk, name: str, pieces: Iterable[Piece]) -> str:
 
 @contextlib.contextmanager
 def fixed_tensors(state_path: Path | None, description: ModelDescription) -> Iterator[TensorFile | None]:
-    """The tensors that training never changed, checked by their digest; None if there are none.
+    """Open the file of the fixed tensors and check its digest; None if the model has no fixed tensors.
 
     Raises `BadModelFile`.
     """
@@ -156,7 +163,10 @@ def fixed_tensors(state_path: Path | None, description: ModelDescription) -> Ite
     with file:
         tensors = TensorFile.of(file)
         if tensors.digest() != description.fixed_digest:
-            raise BadModelFile(f"{file.name} is damaged, or of another model: remove it while a node trains here")
+            raise BadModelFile(
+                f"{file.name} is damaged or belongs to another model: remove it and start the node, "
+                "which writes it again"
+            )
         yield tensors
 
 
@@ -171,7 +181,7 @@ def read_description(state_path: Path) -> ModelDescription | None:
 
 
 def checkpoint_pieces(state_path: Path, checkpoint: Path, description: ModelDescription) -> Iterator[Piece]:
-    """The whole model of a checkpoint, as a safetensors file; `checkpoint` is its vector. Raises `BadModelFile`."""
+    """The complete model as a safetensors file, with the vector of the file `checkpoint`. Raises `BadModelFile`."""
     try:
         with checkpoint.open("rb") as file, fixed_tensors(state_path, description) as fixed:
             yield from model_pieces(description, TensorFile.of(file).values, fixed)
@@ -180,23 +190,27 @@ def checkpoint_pieces(state_path: Path, checkpoint: Path, description: ModelDesc
 
 
 def convert(source: Path, target: Path, tick: Callable[[], None] = lambda: None) -> None:
-    """Convert safetensors to a plain `state_dict`, in another process, because this one never imports torch.
+    """Convert a safetensors file to a plain `state_dict`.
 
-    `tick` is called every `TICK_S` until it is done. Raises `BadModelFile`.
+    Another process converts, because the daemon and its commands never import torch. `tick` is called every `TICK_S`
+    seconds until that process ends. Raises `BadModelFile`.
     """
     command = [sys.executable, "-m", "p2pnode.training.trainer.convert", str(source), str(target)]
     environment = dict(os.environ)
     add_checkout(environment)
-    done = watched(command, environment, tick)
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["it printed no reason"]
-        raise BadModelFile(f"the model could not be converted: {last[0]}")
+    ended = watched(command, environment, tick)
+    if ended.returncode:
+        last_lines = ended.stderr.strip().splitlines()[-1:] or ["it printed no reason"]
+        raise BadModelFile(f"the model could not be converted: {last_lines[0]}")
 
 
 def watched(
     command: list[str], environment: dict[str, str], tick: Callable[[], None]
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, with what it prints as errors; it is killed if `tick` raises."""
+    """Run a program until it ends, and return its exit code and its standard error.
+
+    `tick` is called every `TICK_S` seconds. If `tick` raises, the program is killed.
+    """
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
