@@ -1,8 +1,8 @@
-"""The metric families of `/metrics`: the numbers of `/status`, and some counters that only monitors want.
+"""The metric families of `/metrics`: the numbers of `/status`, and some counters that only `/metrics` has.
 
-Names follow Prometheus' practice: base units, `_total` on counters, few labels. No label is a peer's id, because a
-swarm of a thousand nodes would then make a million series. `docs/metrics.md` is read from the calls of `gauge` and
-`counter` here.
+Names follow Prometheus' conventions: base units, `_total` on counters, few labels. No label is a peer's id, because a
+swarm of a thousand nodes would then have a million series. `docs/metrics.md` is generated from the source text of the
+calls of `gauge` and `counter`, so their first two arguments are literals.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from p2pnode.status.schema import (
     ValuesStatus,
 )
 
-#: Counters of the overlay that are metrics of their own; every other counter is an event.
-_OWN = ("datagrams_in", "datagrams_out", "bytes_out", "requests_in", "requests_out")
+#: Counters of the overlay that have a family of their own. Counters with one of the prefixes share a family per prefix.
+#: All other counters are labels of `p2pnode_overlay_events_total`.
+_WITH_OWN_FAMILY = ("datagrams_in", "datagrams_out", "bytes_out", "requests_in", "requests_out")
+_WITH_FAMILY_PER_PREFIX = ("dropped_", "refused_", "requests_")
 
 
 def families(node: Node, status: Status, *, is_ready: bool) -> Iterator[Family]:
-    """All metric families. What the node does not have yet, as an exchange, has none."""
+    """All metric families. A part that the node does not have (yet), such as the exchange, has no families."""
     yield gauge("p2pnode_build_info", "The version, as a label.", version={status.node.version: 1})
     yield gauge("p2pnode_uptime_seconds", "Seconds since the start.", status.node.uptime_seconds)
     yield gauge("process_resident_memory_bytes", "Resident memory of the daemon.", resident_bytes())
     yield gauge("p2pnode_ready", "1 when this node has joined and trains, as /readyz says.", int(is_ready))
-    levels = {level: sum(one.level == level for one in status.health) for level in ("info", "warning", "error")}
-    yield gauge("p2pnode_health_findings", "Findings under health in /status now, by level.", level=levels)
+    counts = {level: sum(found.level == level for found in status.health) for level in ("info", "warning", "error")}
+    yield gauge("p2pnode_health_findings", "Findings under health in /status now, by level.", level=counts)
     yield from _training(node, status)
     yield from overlay_families(node.overlay.report())
     yield from _loop(status.loop)
@@ -87,7 +89,7 @@ def _training(node: Node, status: Status) -> Iterator[Family]:
     )
     yield gauge(
         "p2pnode_barrier_waiting_seconds",
-        "How long the barrier has been waiting; 0: it is not.",
+        "How long the barrier has been waiting; 0: it does not wait.",
         0.0 if status.waiting is None else status.waiting.since_seconds,
     )
     yield counter("p2pnode_barrier_queries_total", "Peers asked for their step.", barrier.queries)
@@ -97,23 +99,26 @@ def overlay_families(report: OverlayReport) -> Iterator[Family]:
     """What the overlay counts: datagrams, requests, peers, and what its transport refused."""
     counters, socket = dict(sorted(report.counters.items())), report.socket
 
-    def ways(kind: str) -> dict[str, int]:
-        return {way: counters.get(f"{kind}_{way}", 0) for way in ("in", "out")}
+    def in_and_out(kind: str) -> dict[str, int]:
+        return {direction: counters.get(f"{kind}_{direction}", 0) for direction in ("in", "out")}
 
-    yield counter("p2pnode_datagrams_total", "Datagrams received and sent.", direction=ways("datagrams"))
+    yield counter("p2pnode_datagrams_total", "Datagrams received and sent.", direction=in_and_out("datagrams"))
     yield counter("p2pnode_datagram_sent_bytes_total", "Bytes of datagrams sent.", counters.get("bytes_out", 0))
-    yield counter("p2pnode_datagrams_dropped_total", "Datagrams dropped unanswered.", reason=_of(counters, "dropped_"))
-    yield counter("p2pnode_requests_total", "Requests received and sent.", direction=ways("requests"))
-    refused = _of(counters, "refused_")
+    yield counter(
+        "p2pnode_datagrams_dropped_total", "Datagrams dropped unanswered.", reason=_with_prefix(counters, "dropped_")
+    )
+    yield counter("p2pnode_requests_total", "Requests received and sent.", direction=in_and_out("requests"))
+    refused = _with_prefix(counters, "refused_")
     yield counter("p2pnode_requests_refused_total", "Requests of peers that were over a quota.", reason=refused)
-    failed = {kind: count for kind, count in _of(counters, "requests_").items() if kind not in ("in", "out")}
+    requests = _with_prefix(counters, "requests_")
+    failed = {kind: count for kind, count in requests.items() if kind not in ("in", "out")}
     yield counter("p2pnode_requests_failed_total", "Requests of this node that failed.", kind=failed)
-    rest = {
+    events = {
         key: count
         for key, count in sorted({**counters, "calls_waiting": report.calls_waiting}.items())
-        if key not in _OWN and not key.startswith(("dropped_", "refused_", "requests_"))
+        if key not in _WITH_OWN_FAMILY and not key.startswith(_WITH_FAMILY_PER_PREFIX)
     }
-    yield counter("p2pnode_overlay_events_total", "What happened to datagrams and calls.", event=rest)
+    yield counter("p2pnode_overlay_events_total", "What happened to datagrams and calls.", event=events)
     yield gauge("p2pnode_peers", "Live peers known.", report.peers)
     yield gauge("p2pnode_contacts", "Contacts in the routing table.", report.contacts)
     yield gauge("p2pnode_suspects", "Peers suspected of being dead.", report.suspects)
@@ -126,25 +131,27 @@ def overlay_families(report: OverlayReport) -> Iterator[Family]:
         [
             ({"channel": channel, "reason": reason}, count)
             for channel, prefix in (("datagram", "seal_dropped_"), ("stream", "streams_dropped_"))
-            for reason, count in _of(socket, prefix).items()
+            for reason, count in _with_prefix(socket, prefix).items()
         ],
     )
     pairs = socket.get("seal_pairs")
-    yield gauge("p2pnode_seal_pairs", "Incarnations of nodes with a shared datagram key.", pairs)
-    rest = {
+    yield gauge("p2pnode_seal_pairs", "Incarnations of other nodes with which this node shares a datagram key.", pairs)
+    socket_events = {
         key: count
         for key, count in socket.items()
         if key != "seal_pairs" and not key.startswith(("seal_dropped_", "streams_dropped_"))
     }
-    yield counter("p2pnode_transport_events_total", "What happened at the socket and its seal.", event=rest)
+    yield counter("p2pnode_transport_events_total", "What happened at the socket and its seal.", event=socket_events)
 
 
-def _of(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
+def _with_prefix(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
+    """The counters whose names begin with the prefix, under the rest of their names."""
     return {key.removeprefix(prefix): count for key, count in counters.items() if key.startswith(prefix)}
 
 
 def _loop(loop: LoopStatus) -> Iterator[Family]:
-    # Not `quantile`, a label of summaries only: these are of one minute, and a summary's counts would never end.
+    # The label is not called `quantile`. Prometheus uses that name in summaries, which count since the start of the
+    # process; these delays are those of the last minute.
     delays_ms = {"median": loop.delay_ms_p50, "p99": loop.delay_ms_p99, "max": loop.delay_ms_max}
     yield gauge(
         "p2pnode_loop_delay_seconds",
@@ -159,15 +166,16 @@ def _exchange(found: ExchangeStatus) -> Iterator[Family]:
     yield gauge(
         "p2pnode_shards", "Shards held here.", role={"owner": found.shards_owned, "backup": found.shards_backed}
     )
-    unsafe = found.shards_without_backup
-    yield gauge("p2pnode_shards_without_backup", "Shards owned here that lack their backup.", unsafe)
+    yield gauge(
+        "p2pnode_shards_without_backup", "Shards owned here that lack their backup.", found.shards_without_backup
+    )
     yield gauge("p2pnode_shard_state_bytes", "Memory of the shards held here.", found.state_bytes)
     yield gauge("p2pnode_published_bytes", "Memory of published values and changes.", found.published_bytes)
     pulls = {"changes": found.shards_followed, "whole": found.publications_entered}
     yield counter("p2pnode_published_pulls_total", "Shards pulled as published values.", way=pulls)
     yield counter(
         "p2pnode_publication_mismatches_total",
-        "Shards that had other bits than their owner's published value.",
+        "Pulled shards that differed from the value that their owner published.",
         found.publication_mismatches,
     )
     yield counter("p2pnode_deltas_merged_total", "Shards of deltas added here as owner.", found.merged)
@@ -198,12 +206,12 @@ def _dispatch(found: DispatchStatus) -> Iterator[Family]:
     yield counter("p2pnode_dispatch_discarded_total", "Tasks that were given up.", found.discarded)
     yield counter(
         "p2pnode_dispatch_records_total",
-        "Dispatched records that this node trained, in steps that are counted.",
+        "Dispatched records that this node trained in completed steps.",
         found.records_trained,
     )
     yield counter(
         "p2pnode_dispatch_superseded_total",
-        "Tasks of this node that others had when it reported them.",
+        "Tasks that this node no longer held when it reported or renewed them.",
         found.tasks_superseded,
     )
 
@@ -240,24 +248,24 @@ def _server(found: ServerStatus) -> Iterator[Family]:
 
 
 def _devices(devices: list[DeviceStatus]) -> Iterator[Family]:
-    labels = [{"index": str(one.index), "device": one.device} for one in devices]
+    labels = [{"index": str(device.index), "device": device.device} for device in devices]
     yield gauge(
         "p2pnode_device_up",
         "1 for a trainer of this node that runs, 0 for one that does not.",
-        [(label, int(one.state == "running")) for label, one in zip(labels, devices, strict=True)],
+        [(label, int(device.state == "running")) for label, device in zip(labels, devices, strict=True)],
     )
     yield counter(
         "p2pnode_device_failures_total",
         "Times this trainer of the node failed.",
-        [(label, one.failures) for label, one in zip(labels, devices, strict=True)],
+        [(label, device.failures) for label, device in zip(labels, devices, strict=True)],
     )
     yield counter(
         "p2pnode_device_samples_total",
         "Samples that this trainer of the node trained on.",
-        [(label, one.samples) for label, one in zip(labels, devices, strict=True)],
+        [(label, device.samples) for label, device in zip(labels, devices, strict=True)],
     )
     yield counter(
         "p2pnode_device_optimizer_steps_total",
         "Optimiser steps of this trainer of the node.",
-        [(label, one.optimizer_steps) for label, one in zip(labels, devices, strict=True)],
+        [(label, device.optimizer_steps) for label, device in zip(labels, devices, strict=True)],
     )
