@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from p2pnode.training.simulation.advice import Advice, Measured, Prediction
 
 
-#: With fewer workers there is no peer to wait for.
+#: Between one worker and two, because the number of workers is an estimate. One worker has no peer to wait for.
 MIN_WORKERS = 1.5
-#: Fewer measured steps than this show little about the slow ones.
+#: Fewer measured steps than this hardly include slow ones, so the advice then says that they are few.
 MIN_STEPS = 30
 
 
@@ -27,7 +27,8 @@ def advise(
         str, typer.Option("--from", metavar="URL", help="HTTP API of a node of the swarm, as http://127.0.0.1:8080.")
     ],
     keep: Annotated[
-        float, typer.Option("--keep", min=0.0, max=1.0, help="Share of asp's progress the barrier must keep.")
+        float,
+        typer.Option("--keep", min=0.0, max=1.0, help="Least progress, as a share of that of asp, which never waits."),
     ] = 0.85,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the simulations.")] = 1,
     as_json: JsonOption = False,
@@ -42,17 +43,17 @@ def advise(
     from p2pnode.training.simulation import advice
     from p2pnode.training.simulation.model.step_times import BadModel
 
-    bare = address.removeprefix("http://").split("/")[0]
+    host_and_port = address.removeprefix("http://").split("/")[0]
     try:
-        client = NodeClient(bare)
+        client = NodeClient(host_and_port)
     except ValueError as error:
         raise UserError(f"--from: {error}", "write --from http://127.0.0.1:8080", ExitCode.USAGE) from None
     status, steps, peers = client.status(), client.steps(1000), client.peers()
-    _require_measured(status, steps, bare)
+    _require_steps_and_peers(status, steps, host_and_port)
     try:
-        measured = _measured(status, steps, peers, bare)
+        measured = _measured(status, steps, peers, host_and_port)
         with progress_bar("simulating the candidates") as bar:
-            found = advice.advise(measured, seed=seed, keep=keep, present=_present(status), progress=bar.show)
+            found = advice.advise(measured, seed=seed, keep=keep, present=_present_barrier(status), progress=bar.show)
     except (BadModel, ValueError) as error:
         raise UserError(str(error), "ask again after the swarm has trained for some steps", ExitCode.USAGE) from None
     if as_json:
@@ -62,8 +63,8 @@ def advise(
     return 0
 
 
-def _require_measured(status: dict[str, Any], steps: list[Any], address: str) -> None:
-    """Raise `UserError` if no step was measured yet, or if there is no peer to wait for."""
+def _require_steps_and_peers(status: dict[str, Any], steps: list[Any], address: str) -> None:
+    """Raise `UserError` if the node has measured no step yet, or has no peer to wait for."""
     if not any(isinstance(row, dict) and row.get("train_seconds") for row in steps):
         state = str(status.get("state", "")).replace("_", " ")
         message = f"the node at {address} has made no step yet" + (f": it is {state}" if state else "")
@@ -71,28 +72,32 @@ def _require_measured(status: dict[str, Any], steps: list[Any], address: str) ->
         raise UserError(message, hint, ExitCode.USAGE)
     if _workers(status) < MIN_WORKERS:
         message = f"the node at {address} trains alone: a barrier waits for other nodes, and there are none"
-        hint = "ask again when a second node has joined; before that, p2pnode simulate --nodes N --steps trace:FILE"
+        hint = (
+            "ask again when a second node has joined; to compare barriers before that, "
+            "run p2pnode simulate --nodes N --steps trace:FILE"
+        )
         raise UserError(message, hint, ExitCode.USAGE)
 
 
 def _workers(status: dict[str, Any]) -> float:
+    """The estimated number of nodes that train; all nodes of the swarm if /status has no number of workers."""
     population = status["population"]
     return float(population.get("workers", population["estimate"]))
 
 
 def _measured(status: dict[str, Any], steps: list[Any], peers: list[dict[str, Any]], source: str) -> Measured:
-    """The measurements to simulate on. Raises `BadModel` if there is no step."""
+    """The measurements that the simulations use. Raises `BadModel` if there is no step."""
     from p2pnode.training.simulation.advice import Measured
     from p2pnode.training.simulation.model.step_times import seconds_of
 
     trace_s = seconds_of(steps, f"{source}/steps")
-    own = float(status["training"]["step_seconds"] or 0.0)
-    medians = [own, *(float(peer.get("step_seconds", 0.0)) for peer in peers if peer["state"] == "training")]
-    return Measured(trace_s, tuple(medians), _workers(status))
+    own_median_s = float(status["training"]["step_seconds"] or 0.0)
+    peers_medians_s = [float(peer.get("step_seconds", 0.0)) for peer in peers if peer["state"] == "training"]
+    return Measured(trace_s, (own_median_s, *peers_medians_s), _workers(status))
 
 
-def _present(status: dict[str, Any]) -> BarrierSettings | None:
-    """The swarm's present barrier; None for a custom one."""
+def _present_barrier(status: dict[str, Any]) -> BarrierSettings | None:
+    """The barrier that the node runs now; None for a custom one, which cannot be simulated."""
     from p2pnode.training.settings import BarrierSettings
 
     barrier = status["barrier"]
@@ -107,14 +112,13 @@ def _present(status: dict[str, Any]) -> BarrierSettings | None:
 
 
 def asdict_advice(found: Advice) -> dict[str, Any]:
-    """The advice as plain data, barriers as keys of `[barrier]`."""
+    """The advice as data for JSON. Each barrier has the keys of the section `[barrier]` of node.toml."""
 
-    def plain(prediction: Prediction) -> dict[str, Any]:
+    def asdict_prediction(prediction: Prediction) -> dict[str, Any]:
         barrier = prediction.barrier
-        keys = {"method": barrier.method, "sample": barrier.sample, "staleness": barrier.staleness}
         return {
             "name": prediction.name,
-            "barrier": keys,
+            "barrier": {"method": barrier.method, "sample": barrier.sample, "staleness": barrier.staleness},
             "progress": prediction.progress,
             "steps_per_second": prediction.steps_per_s,
             "spread_steps": prediction.spread_steps,
@@ -126,14 +130,17 @@ def asdict_advice(found: Advice) -> dict[str, Any]:
     return {
         "nodes": found.nodes,
         "stragglers": {"share": found.stragglers.share, "factor": found.stragglers.factor},
-        "recommended": plain(found.choice),
-        "present": None if found.present is None else plain(found.present),
-        "candidates": [plain(prediction) for prediction in found.predictions],
+        "recommended": asdict_prediction(found.choice),
+        "present": None if found.present is None else asdict_prediction(found.present),
+        "candidates": [asdict_prediction(prediction) for prediction in found.predictions],
     }
 
 
 def advice_text(found: Advice, keep: float, steps: int) -> str:
-    """A table of the candidates, the recommendation, and the lines for node.toml."""
+    """The advice for a person: a table of the candidates, the recommendation, and the lines for node.toml.
+
+    `keep` is the value of `--keep`, `steps` the number of measured steps.
+    """
     from p2pnode.terminal.lines import columns
 
     rows = [
@@ -149,17 +156,17 @@ def advice_text(found: Advice, keep: float, steps: int) -> str:
     ]
     heads = ("  barrier", "of asp", "steps/s", "spread", "inconsistency", "queries/step")
     slow = found.stragglers
-    about = f"{found.nodes} nodes, " + (
+    slow_nodes = (
         f"{100 * slow.share:.0f} % of them {slow.factor:.1f} times slower" if slow.share else "none of them slow"
     )
-    few = "" if steps >= MIN_STEPS else f"; these are few: ask again after {MIN_STEPS} steps"
+    few = "" if steps >= MIN_STEPS else f" (few: ask again after {MIN_STEPS} steps)"
     barrier = found.choice.barrier
     return "\n".join(
         [
-            f"simulated on {steps} measured steps of this node: {about}{few}",
+            f"simulated on {steps} measured steps of this node{few}: {found.nodes} nodes, {slow_nodes}",
             columns(heads, rows),
             f"recommended: {_described(found.choice)}.",
-            f"Of the barriers that keep {100 * keep:.0f} % of asp's steps it keeps the nodes closest together.",
+            f"Of the barriers with at least {100 * keep:.0f} % of asp's progress, it keeps the nodes closest together.",
             *_compared_with_present(found),
             "Write this to node.toml of every node, then restart them:",
             "[barrier]",
@@ -171,6 +178,7 @@ def advice_text(found: Advice, keep: float, steps: int) -> str:
 
 
 def _described(prediction: Prediction) -> str:
+    """The figures of one barrier in words."""
     return (
         f"{prediction.name}, {prediction.steps_per_s:.3g} steps a second per node "
         f"({100 * prediction.progress:.0f} % of asp), "
@@ -179,15 +187,15 @@ def _described(prediction: Prediction) -> str:
 
 
 def _compared_with_present(found: Advice) -> list[str]:
-    """The recommended barrier compared with the present one."""
+    """A line that compares the recommended barrier with the present one; no line if that one was not simulated."""
     present = found.present
     if present is None:
         return []
     if present.barrier == found.choice.barrier:
         return ["This is the swarm's present barrier: nothing to change."]
-    pace = found.choice.steps_per_s / present.steps_per_s - 1
+    gain = found.choice.steps_per_s / present.steps_per_s - 1
     return [
         f"At present ({present.barrier.method}): {present.steps_per_s:.3g} steps a second, nodes "
-        f"{present.spread_steps:.1f} steps apart; the change makes it {abs(100 * pace):.0f} % "
-        f"{'faster' if pace >= 0 else 'slower'}."
+        f"{present.spread_steps:.1f} steps apart; the recommended barrier makes training {abs(100 * gain):.0f} % "
+        f"{'faster' if gain >= 0 else 'slower'}."
     ]
