@@ -1,7 +1,9 @@
-"""Sends acknowledged deltas again, under the same identity, where the owner of a shard lacks them.
+"""Sends acknowledged deltas again, under the same identity, if the present owner of their shard lacks them.
 
-The owner that acknowledged them has lost them, with all copies: it was started again from its disk, or it has died with
-its backup. The present owner is asked which of them it lacks: as a rule none, and nothing is sent.
+A shard may lose deltas that its owner had acknowledged: the owner restarts from its disk, or it crashes together with
+its backup. A node therefore keeps its last acknowledged deltas (`training.exchange.own_deltas`). When a shard has
+another owner than the one that acknowledged, or that one was restarted, the node first asks the present owner which of
+the deltas it lacks. Usually the owner lacks none, and the node sends nothing.
 """
 
 from __future__ import annotations
@@ -36,16 +38,18 @@ from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.swarm import Swarm
 
-#: Encoded bytes that are sent again at a time, and how often at most.
-MAX_SENT_BYTES, EVERY_S = 4 << 20, 1.0
+#: A message takes no further delta once it has this many encoded bytes.
+MAX_SENT_BYTES = 4 << 20
+#: Seconds between two searches for deltas whose shard has another owner.
+EVERY_S = 1.0
 
-#: Deltas by the present owner of their shards.
+#: Deltas whose shard has another owner than the one that acknowledged them, by the node id of the present owner.
 Moved = dict[bytes, tuple[Contact, list[AcknowledgedKey]]]
 
 
 @dataclass(eq=False)
 class Resending:
-    """What one node sends again, and what it says of deltas that others may have to send again."""
+    """Both sides of one node: it sends its own deltas again, and it tells other nodes which of theirs it lacks."""
 
     swarm: Swarm
     sent: SentDeltas
@@ -64,72 +68,85 @@ class Resending:
         self.rpc.register("lacking", FindLacking, self._on_question)
 
     def due(self) -> Moved:
-        """The deltas whose shards have another owner than the one that acknowledged them."""
+        """The deltas whose shard has another owner than the one that acknowledged them, at most once per `EVERY_S`."""
         moved: Moved = {}
         now_s = self._clock.monotonic()
         if self.store.holds_values or now_s < self._next_s:
             return moved
         self._next_s = now_s + EVERY_S
-        pairs = [(shard, former, self._owner(shard)) for shard, former in self.sent.owners()]
-        owners = {
-            (shard, former): owner
-            for shard, former, owner in pairs
-            if owner is not None and owner.node_id != former and not self.view.is_gone(owner.node_id)
-        }
-        for key, found in self.sent.acknowledged.items() if owners else ():
-            owner = owners.get((key.shard, found.owner))
-            if owner is not None and key.identity.incarnation == self.run.incarnation:
-                theirs = moved.setdefault(owner.node_id, (owner, []))[1]
-                if len(theirs) < MAX_ASKED:
-                    theirs.append(key)
+        # There are a few hundred pairs of a shard and a former owner, and many thousand deltas: the pairs come first.
+        present: dict[tuple[int, bytes], Contact] = {}
+        for shard, former in self.sent.owners():
+            owner = self._present_owner(shard)
+            if owner is not None and owner.node_id != former and not self.view.is_gone(owner.node_id):
+                present[shard, former] = owner
+        if not present:
+            return moved
+        for key, delta in self.sent.acknowledged.items():
+            new_owner = present.get((key.shard, delta.owner))
+            if new_owner is not None and key.identity.incarnation == self.run.incarnation:
+                _, keys = moved.setdefault(new_owner.node_id, (new_owner, []))
+                if len(keys) < MAX_ASKED:
+                    keys.append(key)
         return moved
 
-    def _owner(self, shard: int) -> Contact | None:
+    def _present_owner(self, shard: int) -> Contact | None:
+        """The owner of a shard as far as this node knows; None if none is known, or this node by mistake."""
         if shard in self.store.owned:
             return Contact(self.swarm.node_id, self.swarm.address)
         known = self.store.ownership.known_owners.get(shard)
-        return None if known is None or known.owner.node_id == self.swarm.node_id else known.owner
+        if known is None or known.owner.node_id == self.swarm.node_id:
+            return None
+        return known.owner
 
     async def send(self, moved: Moved) -> None:
-        """Have the present owners add what they lack."""
+        """Ask the present owners which of these deltas they lack, and send them those."""
         for owner, keys in moved.values():
             try:
                 lacking = await self._lacking(owner, keys)
                 while lacking and await self._send_some(owner, lacking):
-                    lacking = [
-                        key
-                        for key in lacking
-                        if (one := self.sent.acknowledged.get(key)) is not None and one.owner != owner.node_id
-                    ]
+                    lacking = [key for key in lacking if self._is_still_lacking(key, owner)]
             except TransportError as error:
                 self._log.debug("deltas_not_sent_again", owner=owner.node_id.hex()[:8], reason=str(error))
 
+    def _is_still_lacking(self, key: AcknowledgedKey, owner: Contact) -> bool:
+        """Whether the delta is still kept, and the owner has not acknowledged it meanwhile."""
+        delta = self.sent.acknowledged.get(key)
+        return delta is not None and delta.owner != owner.node_id
+
     async def _lacking(self, owner: Contact, keys: list[AcknowledgedKey]) -> list[AcknowledgedKey]:
-        """Those of the deltas that the present owner lacks. Raises `TransportError`."""
-        asked = {key: found for key in keys if (found := self.sent.acknowledged.get(key)) is not None}
-        deltas = [AskedDelta(key.shard, key.identity.step, found.push.base_step) for key, found in asked.items()]
+        """Ask the present owner which of the deltas it lacks; note those that it has. Raises `TransportError`."""
+        asked = {key: delta for key in keys if (delta := self.sent.acknowledged.get(key)) is not None}
+        deltas = [AskedDelta(key.shard, key.identity.step, delta.push.base_step) for key, delta in asked.items()]
         question = FindLacking(self.run.incarnation, deltas)
         if owner.node_id == self.swarm.node_id:
             answer = self._answer(owner.node_id, question)
         else:
             answer = await self.rpc.ask(owner, "lacking", question, LackingDeltas, PARTNER_TIMEOUT_S)
-        places, not_owned = dict.fromkeys(answer.lacking), dict.fromkeys(answer.not_owned)
+        # The answer names a delta by its place in the question.
+        lacking, not_owned = frozenset(answer.lacking), frozenset(answer.not_owned)
         for place, key in enumerate(asked):
-            if place not in places and key.shard not in not_owned:
+            if place not in lacking and key.shard not in not_owned:
                 self.sent.moved(key, owner.node_id)
-        return [key for place, key in enumerate(asked) if place in places]
+        return [key for place, key in enumerate(asked) if place in lacking]
 
     async def _send_some(self, owner: Contact, keys: Sequence[AcknowledgedKey]) -> bool:
-        """Have an owner add the first of the deltas that it lacks, however old; returns whether it has added any.
-        Raises `TransportError`."""
-        found, size = dict[AcknowledgedKey, Acknowledged](), 0
+        """Send an owner the first of the deltas that it lacks, of any age; returns whether the owner has added any.
+
+        Raises `TransportError`.
+        """
+        batch: dict[AcknowledgedKey, Acknowledged] = {}
+        size_bytes = 0
         for key in keys:
-            if (one := self.sent.acknowledged.get(key)) is not None and (not found or size < MAX_SENT_BYTES):
-                found[key] = one
-                size += one.size_bytes
-        is_own = owner.node_id == self.swarm.node_id
-        outcomes = [await self._accept(one) for one in found.values()] if is_own else await self._mend(owner, found)
-        for key, outcome in zip(found, outcomes, strict=True):
+            delta = self.sent.acknowledged.get(key)
+            if delta is not None and (not batch or size_bytes < MAX_SENT_BYTES):
+                batch[key] = delta
+                size_bytes += delta.size_bytes
+        if owner.node_id == self.swarm.node_id:
+            outcomes = [await self._add_here(delta) for delta in batch.values()]
+        else:
+            outcomes = await self._send_as_repair(owner, batch)
+        for key, outcome in zip(batch, outcomes, strict=True):
             if outcome == "ok":
                 self.sent.moved(key, owner.node_id)
             elif outcome == "refused":
@@ -140,45 +157,50 @@ class Resending:
             self._log.warning("deltas_sent_again", count=added, refused=refused)
         return added > 0
 
-    async def _accept(self, delta: Acknowledged) -> PushStatus:
+    async def _add_here(self, delta: Acknowledged) -> PushStatus:
+        """Add a delta to a shard that this node owns itself."""
         item = delta.item.item()
         item.repair = True
         push = msgspec.structs.replace(delta.push, shards=[item.shard])
         (result,) = await self.deltas.accept(push, [item])
         return result.status
 
-    async def _mend(self, owner: Contact, found: dict[AcknowledgedKey, Acknowledged]) -> list[PushStatus]:
-        """Send them as what repairs a split, which may be old, and moves no momentum."""
-        # Of the count that a weight was made with and that of now the larger one is nearer to the owner's, which lowers
-        # the weight by the quotient: a node that has just lost and found its owner counts few.
-        workers = max(1.0, self.view.worker_count())
+    async def _send_as_repair(self, owner: Contact, batch: dict[AcknowledgedKey, Acknowledged]) -> list[PushStatus]:
+        """Send deltas by the request that repairs a network partition; returns one status per delta.
+
+        An owner adds the deltas of that request at any age, and without momentum. Raises `TransportError`.
+        """
+        # An owner that counts more workers than this message says scales the weight down by the quotient. This node may
+        # have counted too few workers, as after it lost and found its owner. So it sends the larger of its two counts.
+        workers_now = max(1.0, self.view.worker_count())
         message = OfferedDeltas(
             [
-                LoggedDelta(key.shard, *key.identity, one.push.weight, max(workers, one.push.workers))
-                for key, one in found.items()
+                LoggedDelta(key.shard, *key.identity, delta.push.weight, max(workers_now, delta.push.workers))
+                for key, delta in batch.items()
             ],
         )
         frames = (
             buffer
-            for key, one in found.items()
+            for key, delta in batch.items()
             for buffer in encoded_frames(
-                key.shard, one.item.encoded, one.item.codec, Part.DELTA, step=key.identity.step
+                key.shard, delta.item.encoded, delta.item.codec, Part.DELTA, step=key.identity.step
             )
         )
-        size = sum(one.item.framed_bytes for one in found.values())
-        async with self.rpc.request("repair", owner, message, sized(frames, size)) as answer:
+        frames_bytes = sum(delta.item.framed_bytes for delta in batch.values())
+        async with self.rpc.request("repair", owner, message, sized(frames, frames_bytes)) as answer:
             result = self.rpc.decoded(owner, answer.head, OfferedDeltasAnswer)
-        refused = dict.fromkeys(result.refused)
-        rest: PushStatus = "ok" if result.added + len(refused) >= len(found) else "retry"
-        return ["refused" if place in refused else rest for place in range(len(found))]
+        refused = frozenset(result.refused)
+        # The answer counts the added deltas without naming them. If one is missing, all except the refused are retried.
+        status: PushStatus = "ok" if result.added + len(refused) >= len(batch) else "retry"
+        return ["refused" if place in refused else status for place in range(len(batch))]
 
-    # -- answers ------------------------------------------------------------------------------------------------
+    # -- answers to other nodes -----------------------------------------------------------------------------------
 
     async def _on_question(self, sender: Contact, message: FindLacking, _stream: AsyncIterator[Buffer]) -> Response:
         return Response(encode(self._answer(sender.node_id, message)))
 
     def _answer(self, node: bytes, message: FindLacking) -> LackingDeltas:
-        """Which deltas of a node the shards owned here certainly lack."""
+        """Which of the deltas of `node` the shards owned here lack for certain."""
         not_owned: dict[int, None] = {}
         lacking: list[int] = []
         for place, delta in enumerate(message.deltas):
@@ -186,7 +208,8 @@ class Resending:
                 not_owned[delta.shard] = None
                 continue
             state, identity = owned.state, DeltaId(node, message.incarnation, delta.step)
-            is_known = state.knows(identity) or state.may_have_forgotten(identity)
-            if not is_known and delta.base_step >= state.era_step:
+            may_have = state.knows(identity) or state.may_have_forgotten(identity)
+            # The value that the era began with may include deltas from before, which the state does not list.
+            if not may_have and delta.base_step >= state.era_step:
                 lacking.append(place)
         return LackingDeltas(list(not_owned), lacking)
