@@ -3,11 +3,13 @@
     trainer = L.Trainer(max_epochs=-1, callbacks=[SwarmCallback()])
     trainer.fit(module, loader)                      # p2pnode run -- python train.py
 
-It attaches when `fit` begins, counts optimiser steps, and `fit` returns when the swarm is done. If the Trainer's own
-end comes first (`max_steps`, `max_epochs`, early stopping), the node leaves the swarm.
+The callback attaches to the node when `fit` begins, and counts optimiser steps. `fit` returns when the swarm is done.
+If the Trainer ends earlier (by `max_steps`, `max_epochs` or early stopping), the node leaves the swarm.
 
-During validation, and for the checkpoints after it, the model holds the swarm's weights of the turn. What the module
-logs then as `val_...`, `valid_...` or `validation_...`, or with `/`, is reported to the swarm without the prefix.
+During validation the model holds the swarm's weights, without what this node has trained since its last exchange. The
+model keeps them until the next training batch, so that the checkpoints which Lightning writes after a validation have
+the validated weights. The callback reports to the swarm every metric that the module logs during validation under a
+name that begins with `val`, `valid` or `validation` and `_` or `/`. It reports the name without that prefix.
 """
 
 from __future__ import annotations
@@ -35,16 +37,18 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from p2pnode.training.trainer.attached_swarm import AttachedSwarm
 
-#: Names under which modules log what they measure in validation.
+#: With these prefixes modules log metrics of validation. The callback removes the prefix.
 PREFIXES = tuple(word + sign for word in ("validation", "valid", "val") for sign in "_/")
 
 
 class SwarmCallback(Callback):
-    """For modules with one optimiser or several. `state` and `include_frozen` are those of `p2pnode.attach`: a callback
-    that unfreezes layers, as `BaseFinetuning`, needs the latter. With `share_data` the nodes divide the training data,
-    if it is one `DataLoader` without a sampler of the user's own (docs/frameworks.md).
+    """A callback for modules with one or more optimisers.
 
-    `swarm` is what `p2pnode.attach` returned, once training has begun. `fit` raises `NotAttached` and `SwarmLost`.
+    `state` and `include_frozen` are passed to `p2pnode.attach`; `include_frozen` is needed beside a callback that
+    unfreezes layers, such as `BaseFinetuning`. With `share_data` the nodes divide the training data among them, if it
+    is one `DataLoader` without a custom sampler (docs/frameworks.md).
+
+    When training has begun, `swarm` is the result of `p2pnode.attach`. `fit` raises `NotAttached` and `SwarmLost`.
     """
 
     def __init__(
@@ -54,9 +58,13 @@ class SwarmCallback(Callback):
         self._state = state
         self._include_frozen = include_frozen
         self._data = DividedData(is_wanted=share_data)
+        #: What a validation opens; closed before training goes on.
         self._validation = ExitStack()
+        self._validated_samples = 0
+        #: `Trainer.global_step` after the last batch.
         self._optimizer_steps = 0
-        self._batches = self._samples = self._validated = 0
+        #: Since the last optimiser step.
+        self._batches = self._samples = 0
         self._losses: list[torch.Tensor] = []
 
     # --- training -----------------------------------------------------------------------------------------------
@@ -77,9 +85,9 @@ class SwarmCallback(Callback):
         self._optimizer_steps = trainer.global_step
         loader = trainer.train_dataloader
         if not trainer.overfit_batches and self._data.take(loader, self.swarm) and loader.num_workers:
-            # Its workers have been given batches of the sampler before.
-            iter(trainer.fit_loop._data_fetcher)  # noqa: SLF001 - as at each new epoch
-        self._stop_together(trainer)
+            # The worker processes of the loader already have batches of the replaced sampler: begin a new iteration.
+            iter(trainer.fit_loop._data_fetcher)  # noqa: SLF001 - Lightning does this at each new epoch
+        self._stop_with_the_swarm(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._validation.close()
@@ -91,27 +99,31 @@ class SwarmCallback(Callback):
         self._samples += batch_size(batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, torch.Tensor):
-            # Lightning has divided it, so that the losses of one optimiser step add up to their mean.
+            # Lightning has divided the loss by this number: the losses of an optimiser step add up to their mean.
             self._losses.append(loss.detach().reshape(()) * trainer.accumulate_grad_batches)
-        done, self._optimizer_steps = trainer.global_step - self._optimizer_steps, trainer.global_step
-        if done:  # None while gradients are accumulated; several with manual optimisation, which `step` counts itself.
+        new_steps = trainer.global_step - self._optimizer_steps
+        self._optimizer_steps = trainer.global_step
+        # A batch has no optimiser step while gradients are accumulated, and may have several with manual optimisation.
+        # One call is enough for several, because `AttachedSwarm.step` counts the steps of the optimisers itself.
+        if new_steps:
             samples = self._data.samples(self._batches, self._samples)
             self._swarm().step(samples=samples, loss=mean(self._losses))
             self._batches = self._samples = 0
             self._losses.clear()
-        self._stop_together(trainer)
+        self._stop_with_the_swarm(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validation.close()
         swarm = self._swarm()
         if not swarm.done:
             rank_zero_warn(
-                f"The Trainer ends before the swarm, in step {swarm.step_number}, so this node leaves. "
-                "Trainer(max_epochs=-1), and no early stopping, let it train to the end."
+                f"The Trainer ends before the swarm, in step {swarm.step_number}, so this node leaves the swarm. "
+                "To train to the end, use Trainer(max_epochs=-1) without early stopping."
             )
             swarm.leave()
 
-    def _stop_together(self, trainer: Trainer) -> None:
+    def _stop_with_the_swarm(self, trainer: Trainer) -> None:
+        """Let `fit` return if the swarm is done, even before Lightning's minimum of epochs or steps."""
         if self._swarm().done:
             trainer.should_stop = True
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = 0
@@ -119,9 +131,9 @@ class SwarmCallback(Callback):
     # --- validation ---------------------------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Before training, a few batches are validated as a check of the code.
+        # There is no swarm yet in Lightning's sanity check, which validates a few batches before training begins.
         if self.swarm is not None and trainer.state.fn == "fit":
-            self._validated = 0
+            self._validated_samples = 0
             self._validation.close()
             self._validation.enter_context(self.swarm.busy("validation"))
             self._validation.enter_context(self.swarm.shared_weights())
@@ -129,12 +141,12 @@ class SwarmCallback(Callback):
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
     ) -> None:
-        self._validated += batch_size(batch)
+        self._validated_samples += batch_size(batch)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        found = numbers(trainer.callback_metrics, PREFIXES)
-        if self.swarm is not None and trainer.state.fn == "fit" and found:
-            self.swarm.evaluate(samples=self._validated, **found)
+        metrics = numbers(trainer.callback_metrics, PREFIXES)
+        if self.swarm is not None and trainer.state.fn == "fit" and metrics:
+            self.swarm.evaluate(samples=self._validated_samples, **metrics)
 
     def _swarm(self) -> AttachedSwarm:
         assert self.swarm is not None, "on_train_start comes first"
@@ -142,14 +154,17 @@ class SwarmCallback(Callback):
 
 
 def _schedules(trainer: Trainer) -> list[Any]:
-    """The schedules that count optimiser steps."""
-    found = []
+    """The learning rate schedules that the swarm keeps in step: those that Lightning advances at each optimiser step.
+
+    Schedules that follow a metric are included, because `attach` refuses them with a message. Others cause a warning.
+    """
+    schedules = []
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau or (config.interval == "step" and config.frequency == 1):
-            found.append(config.scheduler)  # `attach` refuses one that follows a metric of this node.
+            schedules.append(config.scheduler)
             continue
         rank_zero_warn(
             f"The schedule {type(config.scheduler).__name__} counts epochs of this node's own data, so the learning "
             'rates of the nodes may differ. With "interval": "step" in configure_optimizers they follow the swarm.'
         )
-    return found
+    return schedules
