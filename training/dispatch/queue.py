@@ -1,13 +1,18 @@
-"""The task queue: what is todo, leased, done and failed in the current pass, as rows that a store keeps.
+"""The queue of tasks that a master leases to workers. A task is a part of the records; a pass goes through all tasks.
 
-A request changes the queue in memory and is answered when the store has the rows that `take` gives. Where the store
-does not take them, the queue is dropped, and what the store has is read anew. Rows name their pass, so a new pass
-writes none of them again.
+Words: each hand-out of a task to a worker is an *attempt*, and it has a *lease*, which ends at a deadline. A task is
+todo, leased, done or failed in the current pass.
 
-Where the pass ends is judged in one place, `_judge`, after every change that may close a task. A report about an
-attempt that was superseded has no effect. An attempt that timed out, or whose worker was declared dead, may still
-finish its task while nobody else has it: its records were trained, and handing them out again would train them twice.
-Pure.
+Storage: the queue is in memory, and a store has a copy of it as rows. Its owner, the master, calls a method for each
+request, writes the rows that `take` returns to the store, and then answers the request. If the store refuses the rows,
+the owner drops the queue and makes a new one from the rows in the store. Each row has the number of its pass. A row of
+an older pass means that the task is todo, so a new pass writes no rows of tasks.
+
+Reports: a report about an attempt has no effect when a newer attempt exists. An attempt that timed out, or whose worker
+was declared dead, may still finish its task until another worker gets the task. Its records were trained, so another
+attempt would train them twice.
+
+End of a pass: only `_end_pass_if_complete` decides it. Each method that may close a task calls it. Pure.
 """
 
 from __future__ import annotations
@@ -45,12 +50,13 @@ from p2pnode.training.dispatch.answers import (
 )
 from p2pnode.training.errors import TrainingError
 
-#: Each has a row, and the roll of a pass orders all of them on the event loop.
+#: Each task has a row, and a new pass shuffles all tasks on the event loop.
 MAX_TASKS = 100_000
-#: From so many task times on, a new one has this share in the mean.
+#: The mean task time is a plain mean of this many times. After them each new time has a weight of 1/`MEAN_OF`.
 MEAN_OF = 20
-#: Leases that end by their time in one write at most; the rest follow in the next one.
+#: Most leases that one call of `expire` ends, to bound the rows of one write to the store. The next call ends others.
 DUE_AT_ONCE = 16
+#: A worker that gets no task asks again after at least and at most this long.
 RETRY_FLOOR_S, RETRY_CEILING_S = 0.1, 5.0
 MAX_WORKER_BYTES = 64
 
@@ -58,11 +64,14 @@ T = TypeVar("T")
 
 
 class StateDamaged(TrainingError):
-    """A stored row cannot be read, or contradicts the others; the text says what."""
+    """A stored row cannot be read, or contradicts the other rows; the text names it."""
 
 
 class TaskState(IntEnum):
-    """Where a task is. `REOPENED` is todo too: its newest attempt timed out or its worker died, and may finish late."""
+    """The state of a task. `REOPENED` is todo too, but its newest attempt may still finish it.
+
+    That attempt timed out, or its worker was declared dead.
+    """
 
     TODO = 0
     LEASED = 1
@@ -75,10 +84,12 @@ OPEN = frozenset({TaskState.TODO, TaskState.REOPENED})
 
 
 class TaskRow(msgspec.Struct, array_like=True):
-    """A task. Of a row of an older pass only `attempt`, `worker` and `finished` count; the task is todo.
+    """A task. In a row of an older pass only `attempt`, `worker` and `finished` are valid, and the task is todo.
 
-    `attempt` is the newest one, `worker` had it, `finished` is the last one that counted. The first `trained` records
-    are trained. `duration_s` is that of the lease, if the task is leased.
+    `attempt` is the number of the newest attempt, and `worker` is its worker. `finished` is the number of the last
+    attempt that finished the task. The first `trained` records of the task are trained in this pass. `errors`,
+    `timeouts` and `deaths` count the leases of this pass that ended so. `duration_s` is the duration of the lease, if
+    the task is leased.
     """
 
     task: int
@@ -95,7 +106,10 @@ class TaskRow(msgspec.Struct, array_like=True):
 
 
 class HeadRow(msgspec.Struct, array_like=True):
-    """The pass, and the mean of `observed` task times, the later ones with a weight of 1/20."""
+    """The current pass, whether the job has ended, and the mean task time.
+
+    `observed` counts the task times in the mean, up to `MEAN_OF`; 0: the mean is not known.
+    """
 
     pass_number: int = 1
     end: End = End.NO
@@ -105,8 +119,10 @@ class HeadRow(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class Times:
-    """When a lease was given and when it ends, on the clock of this process; never stored. `rearmed`: it was given
-    before a restart."""
+    """When a lease began and when it ends, on the monotonic clock of this process; never stored.
+
+    `rearmed`: the lease is from before a restart of the master, so `leased_at` is not its real beginning.
+    """
 
     leased_at: float
     deadline: float
@@ -114,10 +130,11 @@ class Times:
 
 
 class TaskQueue:
-    """The queue that `rows` say, at the time `now`, in monotonic seconds, which the owner moves on.
+    """The queue that the store has as `rows`. The owner sets `now` (monotonic seconds) before each call.
 
-    Leases run for their full time again: the time without a master is not the workers' fault, and nobody knows how long
-    it was. Raises `StateDamaged`. A request that raises `BadRequestToQueue` has changed nothing.
+    Stored leases begin again with their full duration. The queue does not know how long there was no master, and
+    workers could not renew leases in that time. Raises `StateDamaged`. A request that raises `BadRequestToQueue` has
+    changed nothing.
     """
 
     def __init__(self, rules: QueueRules, rows: Mapping[str, bytes], now: float) -> None:
@@ -125,27 +142,29 @@ class TaskQueue:
         self.now = now
         self.registration = _read(rows, "registration", Registration)
         self.head = _read(rows, "head", HeadRow) or HeadRow()
-        #: Worker → its leased tasks, in the order in which it got them.
+        #: Worker → its leased tasks, in the order in which it got them. The dicts serve as ordered sets.
         self.held_by: dict[bytes, dict[int, None]] = {}
         self._rows: dict[int, TaskRow] = {}
         self._times: dict[int, Times] = {}
-        #: No lease ends before.
+        #: No lease ends before this time.
         self._next_due = math.inf
         self._changed: dict[str, msgspec.Struct | bytes] = {}
         self._events: list[QueueEvent] = []
+        #: Number of tasks by `TaskState`.
         self._counts = [self.tasks, 0, 0, 0, 0]
         for key in rows:
             if key.startswith("task/"):
                 self._restore(key, rows)
-        touched = {row.task: row for row in self._rows.values() if row.pass_number == self.head.pass_number}
-        #: Todo tasks in the order of their next hand-out, and some that were closed meanwhile.
-        self._open = deque(task for task in self._order() if task not in touched)
-        self._open.extend(row.task for row in touched.values() if row.state in OPEN)
-        if self.head.end == End.DONE and not self._is_last():  # `passes` is higher than it was
+        current = {row.task: row for row in self._rows.values() if row.pass_number == self.head.pass_number}
+        #: All todo tasks, in the order in which they are handed out. May also have tasks that were closed meanwhile.
+        self._open = deque(task for task in self._order() if task not in current)
+        self._open.extend(row.task for row in current.values() if row.state in OPEN)
+        if self.head.end == End.DONE and not self._is_last_pass():  # the user has raised `passes` since
             self._set_head(end=End.NO)
             self._begin_pass()
 
     def _restore(self, key: str, rows: Mapping[str, bytes]) -> None:
+        """Read the row of one task."""
         row = _read(rows, key, TaskRow)
         if row is None or key != f"task/{row.task}" or not 0 <= row.task < self.tasks:
             raise StateDamaged(f"the store has {key}, of {self.tasks} tasks")
@@ -154,7 +173,7 @@ class TaskQueue:
             self._counts[TaskState.TODO] -= 1
             self._counts[row.state] += 1
             if row.state == TaskState.LEASED:
-                self._arm(row, Times(self.now, self.now + row.duration_s, rearmed=True))
+                self._begin_lease(row, Times(self.now, self.now + row.duration_s, rearmed=True))
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -163,7 +182,7 @@ class TaskQueue:
         return 0 if self.registration is None else self.registration.tasks
 
     def row(self, task: int) -> TaskRow:
-        """The task in this pass."""
+        """The row of a task, in this pass: a row of an older pass is replaced by a todo row."""
         row = self._rows.get(task)
         if row is None:
             row = self._rows[task] = TaskRow(task, self.head.pass_number)
@@ -173,7 +192,7 @@ class TaskQueue:
         return row
 
     def lease(self, task: int) -> Lease:
-        """The lease of a task that is leased."""
+        """The lease of a leased task."""
         row = self._rows[task]
         deadline = self._times[task].deadline
         return Lease(task, row.attempt, row.worker, row.pass_number, row.duration_s, deadline, row.trained)
@@ -192,15 +211,15 @@ class TaskQueue:
             end=self.head.end,
         )
 
-    # -- what the store gets ---------------------------------------------------------------------------------------
+    # -- rows for the store ----------------------------------------------------------------------------------------
 
     @property
     def changed(self) -> int:
-        """How many rows have changed."""
+        """How many rows have changed since the last `take`."""
         return len(self._changed)
 
     def take(self) -> tuple[dict[str, bytes], list[QueueEvent]]:
-        """The rows that have changed since the last call, to be written together, and what has happened."""
+        """The rows that have changed since the last call, for one atomic write, and the events since then."""
         rows = {
             key: row if isinstance(row, bytes) else msgspec.msgpack.encode(row) for key, row in self._changed.items()
         }
@@ -209,7 +228,7 @@ class TaskQueue:
         return rows, events
 
     def keep(self, key: str, row: bytes) -> None:
-        """A row of the owner's, to be written with the others."""
+        """Add a row of the owner to the next `take`."""
         self._changed[key] = row
 
     def _note(self, row: TaskRow) -> None:
@@ -221,7 +240,10 @@ class TaskQueue:
     # -- the data set ----------------------------------------------------------------------------------------------
 
     def register(self, registration: Registration) -> None:
-        """The data set that the tasks are of; there is none yet."""
+        """Register the data set that the tasks are parts of.
+
+        Raises `BadRequestToQueue` if there is one already, and for a number of tasks out of bounds.
+        """
         if self.registration is not None or not 1 <= registration.tasks <= MAX_TASKS:
             raise BadRequestToQueue(f"{registration.tasks} tasks cannot be registered")
         self.registration = self._changed["registration"] = registration
@@ -230,74 +252,82 @@ class TaskQueue:
         self._events.append(DatasetRegistered(registration.tasks, registration.chunks_per_task))
 
     def _order(self) -> list[int]:
-        """All tasks in the order of the pass."""
+        """All tasks in the order of this pass."""
         order = list(range(self.tasks))
-        facts = self.registration
-        if facts is not None and facts.shuffle:
-            random.Random(f"{facts.seed}/{self.head.pass_number}").shuffle(order)
+        registration = self.registration
+        if registration is not None and registration.shuffle:
+            random.Random(f"{registration.seed}/{self.head.pass_number}").shuffle(order)
         return order
 
     # -- handing out -----------------------------------------------------------------------------------------------
 
     def get(self, worker: bytes, held: Sequence[Held] = (), avoid: Sequence[int] = ()) -> Handout:
-        """A task for a worker, which names the leases it knows and tasks that it cannot read.
+        """A task for a worker, which names the leases that it knows (`held`) and tasks that it cannot read (`avoid`).
 
-        A lease that the worker does not know is handed out again under its attempt: the answer was lost. So a worker
-        must not ask twice at once.
+        If the worker has a lease that it does not know, the answer with that lease was lost. The worker then gets the
+        same lease again, with the same attempt. So a worker must not send two of these requests at a time.
         """
         self._check(worker, len(held), len(avoid))
         if not self.tasks:
             return Handout(Answer.NO_DATASET, retry_after_s=RETRY_CEILING_S)
         if self.head.end:
             return Handout(Answer.JOB_DONE if self.head.end == End.DONE else Answer.ALL_FAILED)
-        mine = self.held_by.get(worker, {})
-        known = {(one.task, one.attempt) for one in held}
-        for task in mine:
+        leased_tasks = self.held_by.get(worker, {})
+        known = {(lease.task, lease.attempt) for lease in held}
+        for task in leased_tasks:
             if (task, self._rows[task].attempt) not in known and task not in avoid:
                 self._prolong(task)
                 return Handout(Answer.TASK, self.lease(task))
-        found = None if len(mine) >= self.rules.leases_per_worker else self._take_open(avoid)
-        if found is None:
+        new_task = None if len(leased_tasks) >= self.rules.leases_per_worker else self._take_open(avoid)
+        if new_task is None:
             return Handout(Answer.NO_TASK_NOW, retry_after_s=self._retry_after_s())
-        return Handout(Answer.TASK, self._hand_out(found, worker))
+        return Handout(Answer.TASK, self._hand_out(new_task, worker))
 
     def _hand_out(self, task: int, worker: bytes) -> Lease:
+        """Lease an open task to a worker, as a new attempt."""
         row = self.row(task)
         self._move(row, TaskState.LEASED)
         row.attempt += 1
         row.worker = worker
         row.duration_s = lease_duration_s(self.rules, self.head)
-        self._arm(row, Times(self.now, self.now + row.duration_s))
+        self._begin_lease(row, Times(self.now, self.now + row.duration_s))
         return self.lease(task)
 
-    def _arm(self, row: TaskRow, times: Times) -> None:
+    def _begin_lease(self, row: TaskRow, times: Times) -> None:
         self.held_by.setdefault(row.worker, {})[row.task] = None
         self._times[row.task] = times
         self._next_due = min(self._next_due, times.deadline)
 
     def _take_open(self, avoid: Sequence[int]) -> int | None:
-        """The next todo task that is not avoided; None where there is none."""
+        """Remove the next todo task that the worker does not avoid, and return it; None if there is none.
+
+        The avoided tasks before it keep their places, for other workers.
+        """
         avoided: list[int] = []
-        found = None
-        while self._open and found is None:
+        next_task = None
+        while self._open and next_task is None:
             task = self._open.popleft()
             if self.row(task).state not in OPEN:
                 continue
             if task in avoid:
                 avoided.append(task)
             else:
-                found = task
+                next_task = task
         self._open.extendleft(reversed(avoided))
-        return found
+        return next_task
 
     def _retry_after_s(self) -> float:
+        """Half a mean task time, but not later than the next lease can end, and within the bounds."""
         wait_s = self.head.mean_task_s / 2 if self.head.observed else 1.0
         return min(max(min(wait_s, self._next_due - self.now), RETRY_FLOOR_S), RETRY_CEILING_S)
 
     # -- reports ---------------------------------------------------------------------------------------------------
 
     def finish(self, worker: bytes, task: int, attempt: int) -> ReportAnswer:
-        """All records of the attempt are trained. A repeated report of the attempt that counted is accepted again."""
+        """A worker reports that all records of the task are trained.
+
+        A repeated report about the attempt that finished the task is accepted again.
+        """
         self._check(worker)
         refusal = self._refusal(worker, task, attempt)
         if refusal in (ReportAnswer.UNKNOWN, ReportAnswer.NOT_HOLDER):
@@ -308,15 +338,15 @@ class TaskQueue:
         if refusal is not None or row.state not in (TaskState.LEASED, TaskState.REOPENED):
             return ReportAnswer.SUPERSEDED
         if row.state == TaskState.LEASED:
-            times = self._drop(row)
-            self._observe(times, self.now - times.leased_at)
+            times = self._drop_lease(row)
+            self._add_to_mean(times, self.now - times.leased_at)
         self._move(row, TaskState.DONE)
         row.finished = attempt
-        self._judge()
+        self._end_pass_if_complete()
         return ReportAnswer.ACCEPTED
 
     def fail(self, worker: bytes, task: int, attempt: int, cause: Cause, trained: int = 0) -> ReportAnswer:
-        """A worker gives a task back: `cause` is one of `REPORTED_CAUSES`, `trained` as in `Held`."""
+        """A worker returns an unfinished task: `cause` is one of `REPORTED_CAUSES`, `trained` as in `Held`."""
         self._check(worker)
         if cause not in REPORTED_CAUSES or trained < 0:
             raise BadRequestToQueue(f"a worker cannot report the cause {cause!r} with {trained} records trained")
@@ -326,62 +356,63 @@ class TaskQueue:
         row = self.row(task)
         if refusal is None and row.state == TaskState.LEASED:
             row.trained = max(row.trained, trained)
-            self._end(row, cause)
-            self._judge()
+            self._end_unfinished(row, cause)
+            self._end_pass_if_complete()
         return ReportAnswer.RETURNED
 
     def renew(self, worker: bytes, held: Sequence[Held]) -> list[ReportAnswer]:
-        """Extend leases of a worker, each from now on; what it has trained of them is kept. One answer each."""
+        """Extend leases of a worker and note how many records it has trained of each; returns one answer per lease."""
         self._check(worker, len(held))
-        if any(one.trained < 0 for one in held):
+        if any(lease.trained < 0 for lease in held):
             raise BadRequestToQueue("a worker cannot have trained a negative number of records")
         answers = []
-        for one in held:
-            answer = self._refusal(worker, one.task, one.attempt)
-            if answer is None and (row := self.row(one.task)).state == TaskState.LEASED:
-                self._prolong(one.task)
-                if one.trained > row.trained:
-                    row.trained = one.trained
+        for lease in held:
+            answer = self._refusal(worker, lease.task, lease.attempt)
+            if answer is None and (row := self.row(lease.task)).state == TaskState.LEASED:
+                self._prolong(lease.task)
+                if lease.trained > row.trained:
+                    row.trained = lease.trained
                     self._note(row)
                 answer = ReportAnswer.RENEWED
             answers.append(answer or ReportAnswer.SUPERSEDED)
         return answers
 
     def worker_gone(self, worker: bytes) -> int:
-        """A worker died or left without a word: its leases end at once. Returns how many."""
+        """A worker was declared dead, or left without a report: end its leases. Returns how many ended."""
         self._check(worker)
         tasks = list(self.held_by.get(worker, ()))
         for task in tasks:
-            self._end(self.row(task), Cause.DEATH)
-        self._judge()
+            self._end_unfinished(self.row(task), Cause.DEATH)
+        self._end_pass_if_complete()
         return len(tasks)
 
     def expire(self) -> int:
-        """End the leases whose deadline has passed, at most `DUE_AT_ONCE`. Returns how many."""
+        """End the leases whose deadline has passed, at most `DUE_AT_ONCE`. Returns how many ended."""
         if self.now < self._next_due:
             return 0
         due = [task for task, times in self._times.items() if times.deadline <= self.now][:DUE_AT_ONCE]
         for task in due:
             times = self._times[task]
-            # At least so long such a task takes. Without it, tasks that become slower would never finish in time.
-            self._observe(times, times.deadline - times.leased_at)
-            self._end(self.row(task), Cause.TIMEOUT)
+            # The task takes at least this long. If only finished tasks counted, the mean and with it the leases would
+            # stay short when tasks become slower, and all of them would time out.
+            self._add_to_mean(times, times.deadline - times.leased_at)
+            self._end_unfinished(self.row(task), Cause.TIMEOUT)
         self._next_due = min((times.deadline for times in self._times.values()), default=math.inf)
-        self._judge()
+        self._end_pass_if_complete()
         return len(due)
 
     def discard(self, task: int, reason: str) -> bool:
-        """Give up an open task for this pass; false where it is finished or discarded already, or does not exist."""
+        """Give up a todo or leased task for this pass. False if the task is done or failed, or does not exist."""
         if not 0 <= task < self.tasks or (row := self.row(task)).state in (TaskState.DONE, TaskState.FAILED):
             return False
         if row.state == TaskState.LEASED:
-            self._drop(row)
+            self._drop_lease(row)
         self._give_up(row, reason)
-        self._judge()
+        self._end_pass_if_complete()
         return True
 
     def _refusal(self, worker: bytes, task: int, attempt: int) -> ReportAnswer | None:
-        """Why a report about an attempt has no effect; None for the newest attempt of this worker."""
+        """Why a report about an attempt has no effect; None if it is the newest attempt and this worker has it."""
         if not 0 <= task < self.tasks:
             return ReportAnswer.UNKNOWN
         row = self.row(task)
@@ -391,7 +422,7 @@ class TaskQueue:
             return ReportAnswer.SUPERSEDED
         return None if row.worker == worker else ReportAnswer.NOT_HOLDER
 
-    # -- changes ---------------------------------------------------------------------------------------------------
+    # -- changes of a task -----------------------------------------------------------------------------------------
 
     def _move(self, row: TaskRow, state: TaskState) -> None:
         self._counts[row.state] -= 1
@@ -399,17 +430,17 @@ class TaskQueue:
         row.state = state
         self._note(row)
 
-    def _drop(self, row: TaskRow) -> Times:
-        """The lease is over."""
-        mine = self.held_by[row.worker]
-        del mine[row.task]
-        if not mine:
+    def _drop_lease(self, row: TaskRow) -> Times:
+        """Forget the lease of a task; returns its times. The caller changes the state of the task."""
+        leased_tasks = self.held_by[row.worker]
+        del leased_tasks[row.task]
+        if not leased_tasks:
             del self.held_by[row.worker]
         return self._times.pop(row.task)
 
-    def _end(self, row: TaskRow, cause: Cause) -> None:
-        """A lease ends without a finished task."""
-        self._drop(row)
+    def _end_unfinished(self, row: TaskRow, cause: Cause) -> None:
+        """End a lease whose task is not finished: the task is open again, or given up after too many failures."""
+        self._drop_lease(row)
         row.errors += cause is Cause.ERROR
         row.timeouts += cause is Cause.TIMEOUT
         row.deaths += cause is Cause.DEATH
@@ -424,35 +455,44 @@ class TaskQueue:
         self._move(row, TaskState.FAILED)
         self._events.append(TaskDiscarded(row.task, row.attempt, reason, row.errors, row.timeouts, row.deaths))
 
-    def _judge(self) -> None:
-        """The one place where a pass ends: when nothing is todo or leased, whatever emptied them."""
+    # -- the end of a pass -----------------------------------------------------------------------------------------
+
+    def _end_pass_if_complete(self) -> None:
+        """End the pass if no task is todo or leased; then end the job or begin the next pass."""
         todo, leased, done, failed, reopened = self._counts
         if todo or leased or reopened or not self.tasks or self.head.end:
             return
         if not done:
             self._set_head(end=End.ALL_FAILED)
-        elif self._is_last():
+        elif self._is_last_pass():
             self._set_head(end=End.DONE)
         self._events.append(PassEnded(self.head.pass_number, done, failed, self.head.end))
         if not self.head.end:
             self._begin_pass()
 
     def _begin_pass(self) -> None:
-        """Every task is todo, with its failures forgotten; attempts go on."""
+        """Every task is todo again and has no failures. The numbers of attempts continue."""
         self._set_head(pass_number=self.head.pass_number + 1)
         self._counts = [self.tasks, 0, 0, 0, 0]
         self._open = deque(self._order())
 
-    def _is_last(self) -> bool:
+    def _is_last_pass(self) -> bool:
         return 0 < self.rules.passes <= self.head.pass_number
 
+    # -- times -----------------------------------------------------------------------------------------------------
+
     def _prolong(self, task: int) -> None:
+        """Let a lease last its duration from now on, within the limit for all its renewals."""
         times = self._times[task]
         limit = times.leased_at + self.rules.holds * self.rules.lease_ceiling_s
         times.deadline = max(times.deadline, min(self.now + self._rows[task].duration_s, limit))
 
-    def _observe(self, times: Times, seconds: float) -> None:
-        """A task took so long. A clock that jumped counts as a ceiling, a lease from before a restart not at all."""
+    def _add_to_mean(self, times: Times, seconds: float) -> None:
+        """Add a task time to the mean.
+
+        A time above the longest lease counts as the longest lease, because the clock may have jumped. A lease from
+        before a restart does not count, because its beginning is not known.
+        """
         if times.rearmed:
             return
         observed = min(self.head.observed + 1, MEAN_OF)
@@ -460,7 +500,10 @@ class TaskQueue:
         mean_s += (min(seconds, self.rules.lease_ceiling_s) - mean_s) / observed
         self._set_head(mean_task_s=mean_s, observed=observed)
 
+    # -- checks ----------------------------------------------------------------------------------------------------
+
     def _check(self, worker: bytes, held: int = 0, avoided: int = 0) -> None:
+        """Raise `BadRequestToQueue` for an impossible name of a worker, or for too many entries in a request."""
         if not 1 <= len(worker) <= MAX_WORKER_BYTES:
             raise BadRequestToQueue(f"the name of a worker has 1 to {MAX_WORKER_BYTES} bytes, not {len(worker)}")
         if held > MAX_HELD or avoided > MAX_AVOIDED:
@@ -468,13 +511,14 @@ class TaskQueue:
 
 
 def lease_duration_s(rules: QueueRules, head: HeadRow) -> float:
-    """How long a lease given now lasts."""
+    """The duration of a lease that begins now."""
     if not head.observed:
         return rules.lease_ceiling_s
     return min(max(rules.lease_factor * head.mean_task_s, rules.lease_floor_s), rules.lease_ceiling_s)
 
 
 def _read(rows: Mapping[str, bytes], key: str, kind: type[T]) -> T | None:
+    """The decoded row; None if there is none. Raises `StateDamaged`."""
     if key not in rows:
         return None
     try:
