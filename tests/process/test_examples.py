@@ -39,24 +39,6 @@ SMALL = {
 }
 SMALL_ARGUMENTS = {"--width": "32", "--layers": "1"}
 
-#: Where a node of each example is killed.
-KILLED_IN = {
-    "character_transformer": "test_examples.py::test_an_example_trains_on_when_a_node_is_killed_in_the_middle",
-    "ddp": "test_examples.py::test_an_example_trains_on_when_a_node_is_killed_in_the_middle",
-    "huggingface_lora": "test_examples.py::test_an_example_trains_on_when_a_node_is_killed_in_the_middle",
-    "kmeans": "test_engines_process.py::test_k_means_goes_on_when_a_node_is_killed_while_it_trains",
-    "lightning_module": "test_examples.py::test_an_example_trains_on_when_a_node_is_killed_in_the_middle",
-    "linear_regression": "test_engines_process.py::test_linear_regression_in_daemons_survives_a_kill_and_a_join",
-    "muon": "test_examples.py::test_an_example_trains_on_when_a_node_is_killed_in_the_middle",
-    "own_loop": "test_examples.py::test_an_example_trains_on_when_a_node_is_killed_in_the_middle",
-    "parameter_server_mnist": "test_engines_process.py::test_the_mnist_network_learns_on_a_parameter_server",
-    "parameter_server_tasks": "test_engines_process.py::test_random_tasks_survive_a_killed_worker_and_a_killed_server",
-    "records": "test_examples.py::test_records_are_all_trained_when_a_node_is_killed_in_the_middle",
-    "task_class": "test_examples.py::test_an_example_trains_on_when_a_node_is_killed_in_the_middle",
-    "three_engines": "test_engines_process.py::test_the_letters_are_right_when_a_node_is_killed_in_the_middle",
-    "word_count": "test_engines_process.py::test_word_count_names_a_worker_that_was_killed",
-}
-
 PROGRAMS = {
     "python": [sys.executable],
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],
@@ -210,18 +192,6 @@ def test_every_example_has_a_command_and_less_than_80_lines() -> None:
         assert len(path.read_text(encoding="utf-8").splitlines()) < 80, path
         assert path.stem in commands(path)[0], path
         assert f"examples/{path.name}" in linked, path
-
-
-def test_every_example_has_a_test_in_which_a_node_is_killed() -> None:
-    """In the middle, with the right result or an error that names what is lost."""
-    assert KILLED_IN.keys() == {path.stem for path in EXAMPLES.glob("*.py")}
-    for example, test in KILLED_IN.items():
-        file, name = test.split("::")
-        tree = ast.parse((Path(__file__).parent / file).read_text(encoding="utf-8"))
-        (function,) = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == name]
-        text = ast.unparse(function)
-        assert example in text, test
-        assert re.search(r"kill\(|\.end\(\)", text), test
 
 
 @pytest.mark.timeout(600)
