@@ -54,8 +54,9 @@ class HistoryChecks(HistoryFaults):
             assert exchange is not None
             if exchange.outbox.steps:
                 return f"{member.name} has steps {exchange.outbox.steps} in its outbox"
-            if exchange.store.superseded:
-                return f"{member.name} has shards {list(exchange.store.superseded)} to mend"
+            # Where an owner cannot tell what it has, a copy waits for another owner, as long as the log reaches.
+            if mended := [shard for shard, copy in exchange.store.superseded.items() if copy.unclear_at is None]:
+                return f"{member.name} has shards {mended} to mend"
             if member.worker is not None and not member.worker.done():
                 return f"{member.name} joins, or makes its last step"
         for shard in range(SHARDS):

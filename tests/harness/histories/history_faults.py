@@ -34,9 +34,8 @@ class HistoryFaults(HistoryNodes):
         self.tally.faults[what] = self.tally.faults.get(what, 0) + 1
         # Under bsp no shard goes on before the others.
         is_everywhere = shards is None or (shards and self.plan.synchronous)
-        self.clocks.struck(
-            self.clocks.names() if names is None else names, range(SHARDS) if is_everywhere else shards or ()
-        )
+        at_nodes = self.clocks.names() if names is None else names
+        self.clocks.struck(at_nodes, range(SHARDS) if is_everywhere else shards or (), self.world.clock.monotonic())
         self.world.records.append(_record(self.world, "fault", what=what))
 
     def _shards_of(self, *names: str) -> list[int]:

@@ -180,6 +180,7 @@ class HistoryNodes:
         def keep_the_rest() -> None:
             np.subtract(progress, memory, out=progress)
 
+        self.clocks.exchanging(member.name, self._now())
         began_s, identity = self._now(), DeltaId(member.contact.node_id, exchange.run.incarnation, step)
         report = await exchange.push(step, base, weight, memory, on_sent=keep_the_rest)
         bounds = exchange.store.bounds

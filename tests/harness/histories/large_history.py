@@ -207,7 +207,7 @@ class LargeHistory:
             assert member.exchange is not None
             struck = [*member.exchange.store.owned, *member.exchange.store.backed]
             self.clocks.stop(victim)
-            self.clocks.struck([], struck)
+            self.clocks.struck([], struck, self.world.clock.monotonic())
             self.world.kill(victim)
             self.tally.crashed += 1
             if self.chance.random() < 0.5:

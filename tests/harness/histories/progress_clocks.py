@@ -11,8 +11,9 @@ clock may show the bound once more, if that fault can stop this node or this sha
 the owner, the backup or the learner of the shard, or cuts lines between them. A fault elsewhere allows nothing, and
 neither does a join or an orderly leave.
 
-A fault elsewhere may have held up the exchange that set a clock: its node waited on for other shards, and pushed
-nothing. Where a fault strikes such a clock too, what the other shards took comes on top of the bound.
+A fault elsewhere may have held up the exchange that set a clock, or the one under way: its node waited for other
+shards, and pushed nothing. Where a fault strikes such a clock too, what the other shards took comes on top of the
+bound.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class ProgressClocks:
         self._acknowledged: dict[str, list[Clock]] = {}
         self._fresh: dict[str, list[Clock]] = {}
         self._seen: dict[str, Vector] = {}
+        #: When the exchange of a node began that has not ended.
+        self._under_way: dict[str, float] = {}
         #: The longest that a clock has shown, and the same of clocks that at most one fault had struck, without the
         #: time for other shards.
         self.longest_s = 0.0
@@ -85,16 +88,21 @@ class ProgressClocks:
 
     def stop(self, name: str) -> None:
         """It was killed, or trains no more."""
-        self._acknowledged.pop(name, None)
-        self._fresh.pop(name, None)
+        for clocks in (self._acknowledged, self._fresh, self._under_way):
+            clocks.pop(name, None)
 
     def acknowledged(self, name: str, shard: int, now: float) -> None:
         if name in self._acknowledged:
             self._acknowledged[name][shard] = self._read(self._acknowledged[name][shard], now)
 
+    def exchanging(self, name: str, now: float) -> None:
+        """An exchange begins."""
+        self._under_way[name] = now
+
     def exchanged(self, name: str, began_s: float, missing: Collection[int], now: float) -> None:
         """An exchange has ended, for which these shards did not come. Those that were acknowledged in it did not hold
         it up."""
+        self._under_way.pop(name, None)
         for shard, clock in enumerate(self._acknowledged.get(name, ())):
             if clock.since_s >= began_s and shard not in missing:
                 clock.held_s = now - clock.since_s
@@ -114,13 +122,15 @@ class ProgressClocks:
         if name in self._fresh:
             self._fresh[name][shard] = self._read(self._fresh[name][shard], now)
 
-    def struck(self, names: Iterable[str], shards: Iterable[int]) -> None:
+    def struck(self, names: Iterable[str], shards: Iterable[int], now: float) -> None:
         """A fault that may stop these nodes, and every node at these shards."""
         named, of_shards = dict.fromkeys(names), dict.fromkeys(shards)
         for clocks in (self._acknowledged, self._fresh):
             for name, theirs in clocks.items():
                 for shard, clock in enumerate(theirs):
-                    clock.blows += name in named or shard in of_shards
+                    if name in named or shard in of_shards:
+                        clock.blows += 1
+                        clock.held_s = max(clock.held_s, now - self._under_way.get(name, now))
 
     def late(self, now: float, waiting: dict[str, list[int]] | None = None) -> str:
         """The first clock that shows more than it may; empty if there is none. With `waiting`, nobody trains any more,

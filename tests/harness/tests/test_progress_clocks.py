@@ -53,11 +53,11 @@ def test_a_fault_sets_no_clock() -> None:
     """The first fault is what the bound is for, a further one of this node or shard allows the bound once more, and one
     elsewhere nothing."""
     clocks, _ = started("a", "b")
-    clocks.struck(["b"], [])
-    clocks.struck([], [0])
+    clocks.struck(["b"], [], 0.0)
+    clocks.struck([], [0], 0.0)
     assert "a stood still" in clocks.late(LIMIT_S + 0.1)
 
-    clocks.struck([], [0])
+    clocks.struck([], [0], 0.0)
     got(clocks, "a", LIMIT_S, 1)
     got(clocks, "b", LIMIT_S, 0, 1)
     assert clocks.late(LIMIT_S + 0.1) == ""
@@ -73,11 +73,22 @@ def test_a_fault_after_an_exchange_that_others_held_up_allows_what_they_took() -
     clocks.exchanged("a", 0.0, [1], BOUND_S)
     assert "acknowledged delta of shard 0" in clocks.late(LIMIT_S + 0.1)
 
-    clocks.struck(["a"], [])
+    clocks.struck(["a"], [], BOUND_S)
     assert "acknowledged delta of shard 1" in clocks.late(LIMIT_S + 0.1)
     clocks.acknowledged("a", 1, LIMIT_S)
     assert clocks.late(LIMIT_S + BOUND_S - 0.1) == ""
     assert "acknowledged delta of shard 0" in clocks.late(LIMIT_S + BOUND_S + 0.1)
+
+
+def test_a_fault_during_an_exchange_that_others_hold_up_allows_what_they_took() -> None:
+    """A node has waited for other shards, and is cut off then. Without the fault the bound holds."""
+    clocks, _ = started("a")
+    clocks.exchanging("a", 2.0)
+    assert "a stood still" in clocks.late(LIMIT_S + 0.1)
+
+    clocks.struck(["a"], [], 9.0)
+    assert clocks.late(LIMIT_S + 6.9) == ""
+    assert "a stood still" in clocks.late(LIMIT_S + 7.1)
 
 
 def test_after_the_last_step_only_deltas_on_their_way_are_waited_for() -> None:
