@@ -7,13 +7,13 @@ beginning, so the text of a command is in the documents alone.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from tests.harness.project import documents
 from tests.harness.project.documents import Shown
@@ -254,11 +254,7 @@ def sources(world: World) -> Home:
         for number in range(2):
             (home.folder / f"corpus/{number}.txt").write_text("one\ntwo\n")
         (home.folder / "more.jsonl").write_text('{"x": 1}\n{"x": 2}\n')
-        pictures = struct.pack(">4i", 0x0803, 4, 2, 2) + bytes(16)
-        (home.folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(pictures))
-        (home.folder / "train-labels-idx1-ubyte.gz").write_bytes(
-            gzip.compress(struct.pack(">2i", 0x0801, 4) + bytes(4))
-        )
+        np.savez(home.folder / "mnist.npz", images=np.zeros((4, 2, 2), np.uint8), labels=np.zeros(4, np.uint8))
         (home.folder / "steps.json").write_text(json.dumps([0.1, 0.2, 0.3, 0.4]))
     return home
 

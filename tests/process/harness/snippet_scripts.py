@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -93,6 +94,13 @@ def squares(folder: Path) -> None:
             out.write(encode_example({"x": number, "y": number * number}))
 
 
+def table_and_pictures(folder: Path) -> None:
+    """A table, and files of pictures as MNIST has them."""
+    (folder / "table.csv").write_text("x,name\n1.5,one\n2.5,two\n")
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(bytes(16 + 2 * 28 * 28)))
+    (folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(bytes(8 + 2)))
+
+
 class Script(NamedTuple):
     """The block that has this text, the program around it, and what it prints."""
 
@@ -124,6 +132,13 @@ SCRIPTS = [
             "P2PNODE_TRAINING__MAX_STEPS": "0",
         },
         prepare=squares,
+    ),
+    Script(
+        "import csv, gzip",
+        r"^\(2, 28, 28\) \(2,\)$",
+        after='found = np.load("mnist.npz")\nprint(found["images"].shape, found["labels"].shape)\n',
+        command=ALONE,
+        prepare=table_and_pictures,
     ),
     Script(
         "create_records(",
