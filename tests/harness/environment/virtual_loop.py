@@ -75,6 +75,11 @@ class _VirtualTask(asyncio.Task[Any]):
         return self.number
 
 
+def register_of_tasks() -> Any:
+    """The weak set of tasks that `asyncio.all_tasks` reads; Python 3.12 has another name for it than 3.11."""
+    return vars(asyncio.tasks).get("_scheduled_tasks", vars(asyncio.tasks).get("_all_tasks"))
+
+
 class _Tasks(list["ref[asyncio.Task[Any]]"]):
     """What asyncio's register of tasks holds while a loop runs. `asyncio.all_tasks` reads it.
 
@@ -84,7 +89,7 @@ class _Tasks(list["ref[asyncio.Task[Any]]"]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._register: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]
+        self._register: Any = register_of_tasks()
         self._others = self._register.data
         self._most = MOST_TASKS
 

@@ -13,7 +13,16 @@ from contextvars import ContextVar, copy_context
 
 import pytest
 
-from tests.harness.environment.virtual_loop import MOST_TASKS, OWNER, Deadlock, TimeLimit, Unhandled, VirtualLoop, run
+from tests.harness.environment.virtual_loop import (
+    MOST_TASKS,
+    OWNER,
+    Deadlock,
+    TimeLimit,
+    Unhandled,
+    VirtualLoop,
+    register_of_tasks,
+    run,
+)
 
 
 def test_time_jumps() -> None:
@@ -318,7 +327,7 @@ def test_the_tasks_of_a_run_are_known_until_they_end_and_no_others() -> None:
     ended: asyncio.Task[None] | None = elsewhere.create_task(asyncio.sleep(0))
     elsewhere.run_until_complete(asyncio.wait({ended}))
     other = elsewhere.create_task(asyncio.sleep(0))
-    known = len(asyncio.tasks._all_tasks)  # type: ignore[attr-defined]
+    known = len(register_of_tasks())
 
     async def main() -> int:
         nonlocal ended
@@ -327,10 +336,10 @@ def test_the_tasks_of_a_run_are_known_until_they_end_and_no_others() -> None:
         for _ in range(4 * MOST_TASKS):
             await asyncio.create_task(asyncio.sleep(0))
         assert asyncio.all_tasks() == {asyncio.current_task(), *waiting}
-        return len(asyncio.tasks._all_tasks.data)  # type: ignore[attr-defined]
+        return len(register_of_tasks().data)
 
     assert run(main()) <= MOST_TASKS + 1
-    assert len(asyncio.tasks._all_tasks) == known - 1  # type: ignore[attr-defined]
+    assert len(register_of_tasks()) == known - 1
     assert asyncio.all_tasks(elsewhere) == {other}
     elsewhere.run_until_complete(other)
     elsewhere.close()
