@@ -85,6 +85,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self._sent = SendQueue(self._transport)
         self.is_sealed = self._transport.get_extra_info("sslcontext") is not None
+        # asyncio's own transport without TLS keeps the memory from Python 3.12 on, and 3.12 and 3.13.0 pause no writer
+        # for it: the memory would be used again before it is sent.
+        self._writes_lines = type(transport).__module__ != "asyncio.selector_events"
         _keep_queues_short(self._transport)
         # With a limit of 0 a writer waits until the kernel has everything, so a buffer may be reused after `drain`.
         # With TLS a limit of 0 would pause a writer permanently (both loops compare with >=). There 1 is enough,
@@ -280,7 +283,11 @@ class Connection(asyncio.BufferedProtocol):
         if not self._transport.is_closing():
             listed = list(pieces)
             self._sent.written += sum(map(len, listed))
-            self._transport.writelines(listed)
+            if self._writes_lines:
+                self._transport.writelines(listed)
+                return
+            for piece in listed:
+                self._transport.write(piece)
 
     async def drain(self, idle_timeout_s: float | None = None) -> None:
         """Wait until the kernel has everything written; `idle_timeout_s` bounds the time in which the peer acknowledges
