@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import NotMeasured
-from p2pnode.client import STATUS_FILE, find
+from p2pnode.client import find
 from p2pnode.config.settings import Config, LogSettings, StatusSettings
 from p2pnode.config.toml import node_toml
 from p2pnode.demo.nodes import DemoNode, end_all, wait_for_exit
@@ -97,12 +97,6 @@ class Daemons:
         node = Daemon(name, command, self.folder / name / "log.txt", state_folder)
         self._nodes.append(node)
         return node
-
-    def start_again(self, node: Daemon) -> Daemon:
-        """Start a daemon that has ended, on its old state directory."""
-        self.end(node)
-        (node.state_folder / STATUS_FILE).unlink(missing_ok=True)  # what its former process has written
-        return self._launched(node.name, node.command, node.state_folder)
 
     def end(self, *nodes: Daemon) -> None:
         """End these, or all."""

@@ -29,8 +29,6 @@ from p2pnode.training.exchange.step_wait import Obstacles
 
 #: A barrier that waits longer than this, and a delta that no owner has taken for longer, is a finding.
 LONG_WAIT_S = 10.0
-#: A refusal of a node is a finding for this long; a node that is refused tries again sooner.
-RECENT_S = 60.0
 #: Phases of a node that wants no peers any more.
 ENDING = ("finished", "leaving")
 #: Lost peers that a sentence names, and owners that shards wait for.

@@ -130,7 +130,7 @@ def totals(world: World) -> tuple[int, int, int]:
 @pytest.mark.parametrize(
     ("codec", "pull_codec"), [("int8", "auto"), ("sparse", "auto"), ("int4", "sparse"), *more(("int4", "auto"))]
 )
-def test_all_nodes_follow_the_chains_of_all_owners(codec: CodecName, pull_codec: str) -> None:
+def test_all_nodes_follow_the_publications_of_all_owners(codec: CodecName, pull_codec: str) -> None:
     """After the first pull, which brings the whole, every later one brings changes, and all hold the same bits."""
 
     async def scenario(world: World) -> None:
@@ -179,7 +179,7 @@ def test_a_joiner_with_the_initial_values_is_sent_what_has_changed(steps: int, b
     VirtualLoop().run(main(), limit_s=900)
 
 
-def test_a_joiner_enters_the_chain_with_its_first_whole() -> None:
+def test_a_joiner_enters_the_publication_with_its_first_whole() -> None:
     """In the middle of the publication, in float32; from then on it is sent changes like the others."""
 
     async def scenario(world: World) -> None:
@@ -199,7 +199,7 @@ def test_a_joiner_enters_the_chain_with_its_first_whole() -> None:
     simulate(scenario)
 
 
-def test_after_a_take_over_a_new_chain_begins() -> None:
+def test_after_a_take_over_a_new_publication_begins() -> None:
     """The owner dies. Its shards get a new publication from their value, in bfloat16, the others keep theirs."""
 
     async def scenario(world: World) -> None:
@@ -221,7 +221,7 @@ def test_after_a_take_over_a_new_chain_begins() -> None:
     simulate(scenario)
 
 
-def test_a_chain_survives_the_hand_over_of_its_shard() -> None:
+def test_a_publication_survives_the_hand_over_of_its_shard() -> None:
     """Nodes that fit better join and are handed shards while all train: the publications keep their names and go on."""
 
     async def scenario(world: World) -> None:
@@ -254,7 +254,7 @@ def published_version(world: World, shard: int) -> int:
     return published.version
 
 
-def test_a_restarted_node_enters_the_chains_again() -> None:
+def test_a_restarted_node_enters_the_publications_again() -> None:
     """It has states and a replica from its disk, but no place in a publication; what it owned has new publications."""
 
     async def scenario(world: World) -> None:
@@ -402,7 +402,7 @@ async def _nothing():  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
-def test_whole_values_have_no_chain(codec: CodecName) -> None:
+def test_whole_values_have_no_publication(codec: CodecName) -> None:
     """Pulls in float32 and bfloat16 are values, as they are for pushes in these codecs by default."""
 
     async def scenario(world: World) -> None:
@@ -436,7 +436,7 @@ def test_a_final_pull_brings_the_value_itself() -> None:
     simulate(scenario)
 
 
-def test_a_chain_that_nobody_asks_for_is_dropped() -> None:
+def test_a_publication_that_nobody_asks_for_is_dropped() -> None:
     """After two minutes; who comes later begins a new one."""
 
     async def scenario(world: World) -> None:

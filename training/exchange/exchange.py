@@ -294,7 +294,7 @@ class Exchange:
         if change.kind == "restarted":
             self.store.on_restart(change.node_id, self.rpc.me)
         if change.kind in ("restarted", "returned"):
-            self.sent.doubt(change.node_id)
+            self.sent.unconfirm(change.node_id)
         if change.kind in ("up", "restarted", "returned", "moved", "dead"):
             self.view.score.forget(change.node_id)
         if change.kind == "dead":

@@ -147,7 +147,7 @@ class SentDeltas:
             self._owners[key.shard, owner] += 1
             found.owner = owner
 
-    def doubt(self, owner: bytes) -> None:
+    def unconfirm(self, owner: bytes) -> None:
         """An owner was started again, or is back after it was gone: it may have less than it has acknowledged."""
         for key, one in self.acknowledged.items():
             if one.owner == owner:

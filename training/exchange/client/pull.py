@@ -95,7 +95,7 @@ class PullClient:
         self._log = self.environment.log
         #: Why shards do not arrive.
         self.obstacles = Obstacles()
-        self._follower = Subscriber(self.store, self.replica, self.counters, self.rpc.turns, self.environment)
+        self._subscriber = Subscriber(self.store, self.replica, self.counters, self.rpc.turns, self.environment)
         #: All shards, those first that were updated longest ago.
         self._order = dict.fromkeys(range(len(self.store)))
         self._download: Job | None = None
@@ -149,7 +149,7 @@ class PullClient:
         """Before a joiner's pull: the replica has the initial values of its script, which may be those of the run."""
         if subscribes(self.settings, self.codec.codec):
             for shard in range(len(self.store)):
-                await self._follower.claim(genesis, shard)
+                await self._subscriber.claim(genesis, shard)
 
     async def _fetch_for_joiner(self, job: Job) -> None:
         """Fetch everything from the owners, and what they do not serve from others too; the first answer counts."""
@@ -286,7 +286,7 @@ class PullClient:
                 self.directory.answered(owner, [result])
                 if result.status in ("later", "retry"):
                     self.obstacles.note([result.shard], owner, f"answers {result.status!r}", asked_s)
-                if result.status == "same" and self._follower.is_same(result):
+                if result.status == "same" and self._subscriber.is_same(result):
                     self._settle(result.shard, job, changed=False)
                 if result.shard in coming and await self._take(owner, result, reader, memory, job):
                     self._settle(result.shard, job, changed=True)
@@ -298,7 +298,7 @@ class PullClient:
         """Take the value of a shard, or its changes; False if it does not fit, and is to be asked for again."""
         shard, is_copy = result.shard, result.status == "copy"
         if result.publication:
-            arrays, payload_bytes = await self._follower.read(reader, result, memory)
+            arrays, payload_bytes = await self._subscriber.read(reader, result, memory)
             self.counters.bytes_received += payload_bytes
         else:
             size = self.store.size(shard)
@@ -313,7 +313,7 @@ class PullClient:
         if is_copy and shard not in job.waiting:
             return False  # the owner was faster
         if result.publication:
-            if not await self._follower.take(result, arrays):
+            if not await self._subscriber.take(result, arrays):
                 return False
         else:
             with self.replica.writing(shard) as values:
@@ -340,7 +340,7 @@ class PullClient:
                 self.store.fold(shard, job.step)
             mark = owned.rank_term, owned.state.version
             is_new = job.is_final or self.replica.version_of(shard) != mark
-            if is_new and not await self._follower.write(shard, owned.state.value, mark):
+            if is_new and not await self._subscriber.write(shard, owned.state.value, mark):
                 self.inspector.resign(shard)
             else:
                 self._settle(shard, job, changed=is_new)

@@ -82,7 +82,7 @@ class Subscriber:
         if digest != result.digest:
             self._note_mismatch(result)
             if is_change:
-                self._replica.doubt(shard)
+                self._replica.invalidate(shard)
             return False
         if self._replica.position_of(shard) != position or self._replica.version_of(shard) != before:
             return False  # another answer was faster
@@ -109,7 +109,7 @@ class Subscriber:
                 self._replica.set_version(result.shard, result.rank_term, result.version, position)
             return True
         self._note_mismatch(result)
-        self._replica.doubt(result.shard)
+        self._replica.invalidate(result.shard)
         return False
 
     def _note_mismatch(self, result: PullResult) -> None:
@@ -124,7 +124,7 @@ class Subscriber:
         """Copy a value into the replica, in turns of the event loop; False if it has values out of range."""
         with self._replica.writing(shard) as values:
             if values.size > VALUES_PER_COPY:
-                self._replica.doubt(shard)  # what is cut off leaves a part of it
+                self._replica.invalidate(shard)  # what is cut off leaves a part of it
             for first in range(0, values.size, VALUES_PER_COPY):
                 part = slice(first, min(first + VALUES_PER_COPY, values.size))
                 await self._turns.take(light(part.stop - first))

@@ -43,7 +43,7 @@ class Replica:
     that reads a shard for a checkpoint knows whether it has changed.
 
     A shard has a position in a publication while it holds that published value to the bit. Whatever else is recorded of
-    it, a version or a doubt, ends that.
+    it, a version or that it is invalid, ends that.
     """
 
     def __init__(self, vector: Vector, bounds: Sequence[tuple[int, int]]) -> None:
@@ -103,7 +103,7 @@ class Replica:
         """Where the shard is in its owner's publication; `NO_POSITION` if what it holds is not a published value."""
         return self._positions[shard]
 
-    def doubt(self, shard: int) -> None:
+    def invalidate(self, shard: int) -> None:
         """The shard is being written, or has other bits than it should: it has no version, and the next pull brings
         the whole. As a copy it ranks lowest under its term."""
         self.set_version(shard, self.shard_versions[shard][0], 0)

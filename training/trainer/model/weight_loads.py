@@ -82,11 +82,6 @@ class WeightLoads:
         finally:
             self._modes.end_evaluation(before, lambda: self._model_vector.put_back(own) if is_current() else None)
 
-    @property
-    def changes_evaluation(self) -> bool:
-        """Whether an optimiser's `eval()` would put other than the loaded weights into the model."""
-        return self._modes.switches
-
     def seek(self, position: int) -> None:
         """A turn begins at `position` optimiser steps of the swarm."""
         self._modes.seek(position)

@@ -38,11 +38,6 @@ class ScheduleFree:
                     fatal=True,
                 )
 
-    @property
-    def switches(self) -> bool:
-        """Whether any optimiser has two modes."""
-        return bool(self._switching)
-
     @contextmanager
     def training(self) -> Iterator[None]:
         """Inside the block the model holds what is exchanged."""

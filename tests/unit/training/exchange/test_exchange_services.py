@@ -49,6 +49,7 @@ def spied(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> Calls:
     for owner, name in (
         (type(exchange.reconciler), "on_change"),
         (type(context.store), "on_restart"),
+        (type(context.sent), "unconfirm"),
         (type(context.view.score), "forget"),
         (type(context.rpc), "found_dead"),
         (type(context.view), "invalidate"),
@@ -60,12 +61,12 @@ def spied(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 CHANGES: dict[ChangeKind, set[str]] = {
     "up": {"forget", "invalidate", "wake"},
-    "returned": {"forget", "invalidate", "wake"},
+    "returned": {"unconfirm", "forget", "invalidate", "wake"},
     "suspect": set(),
     "refuted": set(),
     "dead": {"forget", "found_dead", "invalidate", "wake"},
     "left": {"invalidate", "wake"},
-    "restarted": {"on_restart", "forget", "invalidate", "wake"},
+    "restarted": {"on_restart", "unconfirm", "forget", "invalidate", "wake"},
     "moved": {"forget"},
     "eligible": {"invalidate", "wake"},
     "clone": set(),

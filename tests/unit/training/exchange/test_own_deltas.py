@@ -77,12 +77,12 @@ def owners_of(sent: SentDeltas) -> dict[int, list[bytes]]:
     return {shard: [owner for at, owner in sent.owners() if at == shard] for shard, _ in sent.owners()}
 
 
-def test_an_owner_that_was_started_again_is_doubted() -> None:
+def test_what_a_restarted_owner_acknowledged_is_unconfirmed() -> None:
     """Whatever it has acknowledged counts as acknowledged by nobody, until an owner has it."""
     sent = SentDeltas()
     acknowledge(sent, 1)
     acknowledge(sent, 1, 1, owner="c")
-    sent.doubt(IDS["b"])
+    sent.unconfirm(IDS["b"])
     assert owners_of(sent) == {0: [b""], 1: [IDS["c"]]}
     sent.moved(key(1), IDS["b"])
     assert owners_of(sent) == {0: [IDS["b"]], 1: [IDS["c"]]}

@@ -93,7 +93,7 @@ def test_what_is_rounded_off_comes_with_the_next_versions(codec: CodecName, shar
     assert off[-1] < last
 
 
-def test_a_sparse_chain_brings_the_largest_differences_first() -> None:
+def test_a_sparse_publication_brings_the_largest_differences_first() -> None:
     """Of 3,000 values at most 94 a version. What is left comes with the next ones, until p is near x everywhere."""
     x = values(3, scale=0.1)
     published = begin(b"c" * 8, np.zeros(SIZE, np.float32), source(0))
@@ -109,7 +109,7 @@ def test_a_sparse_chain_brings_the_largest_differences_first() -> None:
     assert len(published.changes) > 16
 
 
-def test_a_chain_begins_in_bfloat16_and_goes_on_in_float32() -> None:
+def test_a_publication_begins_in_bfloat16_and_goes_on_in_float32() -> None:
     """The whole has every bit of p in both, at two bytes per value in the beginning."""
     x = values(4)
     x[0] = -0.0

@@ -52,7 +52,7 @@ def position(publisher: Publisher) -> Position:
     return Position(published.publication, published.version)
 
 
-def test_a_chain_begins_when_somebody_asks_and_has_a_version_when_something_was_added() -> None:
+def test_a_publication_begins_when_somebody_asks_and_has_a_version_when_something_was_added() -> None:
     """Not before, and not for what is known."""
 
     async def scenario() -> None:
@@ -158,7 +158,7 @@ def test_a_shard_that_moves_keeps_its_published_version() -> None:
     run(scenario())
 
 
-def test_another_ownership_of_the_shard_has_another_chain() -> None:
+def test_another_ownership_of_the_shard_has_another_publication() -> None:
     """What was published before it was lost is not: the state may be another one."""
 
     async def scenario() -> None:
@@ -212,7 +212,7 @@ def test_two_who_ask_at_once_are_sent_one_version() -> None:
     run(scenario())
 
 
-def test_a_chain_that_is_not_asked_for_is_dropped_and_its_memory_was_counted() -> None:
+def test_a_publication_that_is_not_asked_for_is_dropped_and_its_memory_was_counted() -> None:
     """Twenty steps, here, after the last question; a question keeps it."""
 
     async def scenario() -> None:
@@ -294,7 +294,7 @@ def test_a_new_owner_goes_on_from_what_its_replica_holds(behind: int) -> None:
     run(scenario())
 
 
-def test_a_new_owner_that_has_not_followed_begins_a_chain() -> None:
+def test_a_new_owner_that_has_not_followed_begins_a_publication() -> None:
     """Another publication, another value, too far behind, not the shard's owner: nothing goes on."""
 
     async def scenario() -> None:

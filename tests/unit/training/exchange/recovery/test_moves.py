@@ -195,7 +195,7 @@ def sizes_of(swarm: ScriptedSwarm) -> dict[str, int]:
     return found
 
 
-def test_a_chain_that_has_gone_on_is_no_base() -> None:
+def test_a_publication_that_has_gone_on_is_no_base() -> None:
     """The learner names the first value of a publication of which the owner has another by now: it is sent the
     whole."""
 

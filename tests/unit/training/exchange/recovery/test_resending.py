@@ -225,7 +225,7 @@ def test_an_owner_that_was_started_again_is_sent_what_its_disk_lacks() -> None:
         kept.push = msgspec.structs.replace(kept.push, workers=3.0)
         await one.work()
         assert one.swarm.requests == []
-        one.kept.doubt(IDS["a"])
+        one.kept.unconfirm(IDS["a"])
         await one.work()
         (message,) = one.sent
         assert [(found.step, found.weight, found.workers) for found in message.deltas] == [(5, 0.5, 3.0)]

@@ -59,7 +59,7 @@ def test_the_versions_of_a_checkpoint_are_adopted_if_they_fit() -> None:
     assert replica.versions() == versions
 
 
-def test_a_position_in_a_chain_ends_with_whatever_else_is_recorded() -> None:
+def test_a_position_in_a_publication_ends_with_whatever_else_is_recorded() -> None:
     """A version without a position, a doubt, the versions of a checkpoint."""
     replica = Replica(np.zeros(16, np.float32), BOUNDS)
     assert replica.position_of(1) == NO_POSITION
@@ -71,7 +71,7 @@ def test_a_position_in_a_chain_ends_with_whatever_else_is_recorded() -> None:
     assert replica.position_of(1) == NO_POSITION
 
     replica.set_version(1, term(2, "a"), 7, place)
-    replica.doubt(1)
+    replica.invalidate(1)
     assert (replica.position_of(1), replica.version_of(1)) == (NO_POSITION, (term(2, "a"), 0))
 
     replica.set_version(1, term(2, "a"), 7, place)
