@@ -139,7 +139,7 @@ def play(net: Lan, folder: Path, cut_s: float) -> Result:
             nodes.append(LanNode(folder, f"n{place}", settings, machine=machine, bootstrap=bootstrap))
             _until(lambda: nodes[-1].address != "", START_S, "it listens", nodes)
         _until(lambda: min(node.step for node in nodes) >= 10, START_S, "ten steps everywhere", nodes)
-        _until(lambda: all(node.status()["exchange"]["shards_owned"] for node in nodes), 60.0, "all own some", nodes)
+        _until(lambda: _owned_by_side(nodes), 60.0, "both sides own some", nodes)
         watch = Watch(nodes, result)
         watch.run(3.0)
         before = watch.steps()
@@ -173,6 +173,12 @@ def play(net: Lan, folder: Path, cut_s: float) -> Result:
     finally:
         kill_all(nodes)
     return result
+
+
+def _owned_by_side(nodes: list[LanNode]) -> bool:
+    """Whether each side owns a shard. One node may own none: its rank follows from its random id."""
+    owned = [node.status().get("exchange", {}).get("shards_owned", 0) for node in nodes]
+    return all(any(shards for shards, at in zip(owned, SIDES, strict=True) if at == side) for side in set(SIDES))
 
 
 def count(nodes: list[LanNode], result: Result) -> None:
