@@ -5,7 +5,7 @@ was written last counts, whatever its step: a new model begins at step 0 beside 
 The files are `vector.safetensors` (every tensor by its canonical name, float32), `trainer.state` (written by the
 trainer: optimiser, schedule, random state, data position; those of further ranks or devices are `trainer.state.1` and
 so on; if it could not be saved in time, `state.json` names that of an earlier checkpoint), `states-N.bin` (the shards
-that the node owned and backed up, see `training.exchange.store.state_files`), and `state.json`. That one is written
+that the node owned and backed up, see `training.exchange.store.shard_states`), and `state.json`. That one is written
 last and marks the others as complete.
 
 All functions block and belong into a thread. They raise `OSError`, and leave the earlier checkpoints as they were.
@@ -25,7 +25,7 @@ from msgspec import Meta
 from p2pnode.overlay.environment import Disk, Log
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.exchange.store.records import StoredState
-from p2pnode.training.exchange.store.state_files import BadStates, decode
+from p2pnode.training.exchange.store.shard_states import BadStates, decode
 from p2pnode.training.exchange.terms import Term
 from p2pnode.training.layout import Layout
 from p2pnode.training.model_file import BadModelFile, TensorFile, TensorInfo, header
@@ -77,7 +77,7 @@ def write_vector(disk: Disk, folder: str, layout: Layout, slices: Iterable[Vecto
 
 
 def write_states(disk: Disk, folder: str, number: int, parts: Iterable[bytes | memoryview]) -> None:
-    """Write one file of shard states (`training.exchange.store.state_files.encode`)."""
+    """Write one file of shard states (`training.exchange.store.shard_states.encode`)."""
     _write(disk, f"{folder}/states-{number:06d}.bin", parts)
 
 
@@ -169,7 +169,7 @@ def read_states(
     parameter_total: int,
     log: Log,
 ) -> dict[int, StoredState]:
-    """The shard states of a checkpoint; damaged files are logged and skipped. See `state_files.decode`."""
+    """The shard states of a checkpoint; damaged files are logged and skipped. See `shard_states.decode`."""
     found: dict[int, StoredState] = {}
     genesis = bytes.fromhex(checkpoint.state.genesis)
     for name in disk.names(checkpoint.folder):

@@ -24,7 +24,7 @@ from p2pnode.training import checkpoint
 from p2pnode.training.checkpoint import CheckpointState
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.exchange.exchange import Exchange
-from p2pnode.training.exchange.store import state_files
+from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.replica import ReplicaReading
 from p2pnode.training.manifest import Manifest
 from p2pnode.training.progress import Progress
@@ -267,12 +267,12 @@ class CheckpointWriter:
             return
         genesis, clean = bytes.fromhex(self._manifest.genesis), self._exchange.is_clean()
         held = {shard: (term, state) for shard, term, state in self._exchange.store.states_to_save()}
-        files = state_files.batches([(shard, state.size_bytes) for shard, (_, state) in held.items()])
+        files = shard_states.batches([(shard, state.size_bytes) for shard, (_, state) in held.items()])
         if self._work is not None:
             self._work.total += sum(state.size_bytes for _, state in held.values())
         for number, shards in enumerate(files):
             copies = [(shard, held[shard][0], await copied(held[shard][1], self._executor)) for shard in shards]
-            parts = await self._executor.run(state_files.encode, genesis, copies, clean=clean)
+            parts = await self._executor.run(shard_states.encode, genesis, copies, clean=clean)
             await self._executor.run(checkpoint.write_states, self._disk, folder, number, parts)
             if self._work is not None:
                 self._work.done += sum(held[shard][1].size_bytes for shard in shards)

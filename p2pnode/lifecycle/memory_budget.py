@@ -28,7 +28,7 @@ KEPT_BYTES, CACHE_BYTES = 64 << 20, 32 << 20
 #: A delta is decoded and replicated in parts of so many values (`training.cooperative.VALUES_PER_PART`): one
 #: of another node, as its owner, and one of its own.
 PART_VALUES, PARTS = 1 << 22, 2
-#: Shards are copied for a checkpoint in files of this size (`training.exchange.store.state_files.FILE_BYTES`).
+#: Shards are copied for a checkpoint in files of this size (`training.exchange.store.shard_states.FILE_BYTES`).
 FILE_BYTES = 16 << 20
 #: Steps a second that the estimate of the repair log assumes; its limit in bytes applies all the same.
 LOGGED_STEPS_PER_S = 1.0

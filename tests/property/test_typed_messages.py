@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2pnode.training.exchange import ownership_messages as moves
-from p2pnode.training.exchange.fence_file import FENCES_FILE, _Rows
 from p2pnode.training.exchange.messages import decode, encode
-from p2pnode.training.exchange.store import state_files
-from p2pnode.training.exchange.store.state_stream import describe
+from p2pnode.training.exchange.store import shard_states
+from p2pnode.training.exchange.store.ownership import FENCES_FILE, _Rows
+from p2pnode.training.exchange.store.shard_states import describe
 from p2pnode.training.exchange.terms import MAX_BELIEVED, TERM_LIMIT
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.applied import Applied, DeltaId
@@ -66,7 +66,7 @@ def test_states_on_a_disk_are_refused_or_can_be_written_again(chance: random.Ran
         state = stored.state
         state.apply(DeltaId(IDS[0], 7, 7), 0.5, np.ones(VALUES // SHARDS, np.float32), Rule(0.7, 0.5))
         decode(encode(describe(shard, stored.term, state)), moves.StateHead)
-        parts = state_files.encode(GENESIS, [(shard, stored.term, state)], clean=False)
+        parts = shard_states.encode(GENESIS, [(shard, stored.term, state)], clean=False)
         assert shard in _decoded(b"".join(parts))
 
 
@@ -78,7 +78,7 @@ def _file(heads: list[moves.StateHead]) -> bytes:
 
 
 def _decoded(raw: bytes) -> dict[int, Any]:
-    return state_files.decode(raw, GENESIS, BOUNDS, VALUES)
+    return shard_states.decode(raw, GENESIS, BOUNDS, VALUES)
 
 
 @FIXED

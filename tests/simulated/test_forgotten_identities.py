@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import Push
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta
 from p2pnode.training.shards.applied import Applied, DeltaId
 from p2pnode.training.shards.state import ShardState
 from tests.harness.histories.conservation import play

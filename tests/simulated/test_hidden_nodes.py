@@ -18,7 +18,7 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.status.events import EventRing
 from p2pnode.status.report import LoopDelay, StatusReport
 from p2pnode.status.schema import Finding
-from p2pnode.training.exchange.store.copies import has_known_owner
+from p2pnode.training.exchange.store.replica import has_known_owner
 from tests.harness.environment.simulated import MemoryDisk
 from tests.harness.environment.virtual_loop import OWNER, VirtualLoop
 from tests.harness.network.nat import Nat

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from p2pnode.training.exchange.store import state_files
+from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.records import KnownOwner
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.value_updates import FULL
@@ -385,7 +385,7 @@ def test_values_survive_a_restart_of_all_nodes() -> None:
             assert member.exchange is not None
             await member.exchange.close(1.0)
             exchange = member.exchange
-            parts = state_files.encode(
+            parts = shard_states.encode(
                 bytes.fromhex(exchange.manifest.genesis), exchange.store.states_to_save(), clean=exchange.is_clean()
             )
             saved[member.name] = b"".join(parts)
@@ -395,7 +395,7 @@ def test_values_survive_a_restart_of_all_nodes() -> None:
         genesis = bytes.fromhex(few.world.manifest.genesis)
         for member in members:
             assert member.exchange is not None
-            states = state_files.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0)
+            states = shard_states.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0)
             member.exchange.delay_takeover(30.0)
             member.exchange.offer(0, [], states)
         first, *others = [member.exchange for member in members if member.exchange is not None]

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from p2pnode.training.exchange.store import state_files
+from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.terms import Term
 from p2pnode.training.shards.value_table import TableEntry
 from p2pnode.training.values.client import shard_of
@@ -178,7 +178,7 @@ def test_a_node_that_may_own_nothing_takes_no_values_over() -> None:
             await few.store("b").set(f"k{number}", number)
         before = few.world.members["a"].exchange
         assert before is not None
-        parts = state_files.encode(bytes.fromhex(before.manifest.genesis), before.store.states_to_save(), clean=False)
+        parts = shard_states.encode(bytes.fromhex(before.manifest.genesis), before.store.states_to_save(), clean=False)
         saved = b"".join(parts)
         few.world.kill("a")
         with pytest.raises(StoreUnavailable, match="'k3'"):
@@ -188,7 +188,7 @@ def test_a_node_that_may_own_nothing_takes_no_values_over() -> None:
         again = await few.world.start("a")
         assert again.exchange is not None
         again.exchange.offer(
-            0, [], state_files.decode(saved, bytes.fromhex(before.manifest.genesis), [(0, 0)] * SHARDS, 0)
+            0, [], shard_states.decode(saved, bytes.fromhex(before.manifest.genesis), [(0, 0)] * SHARDS, 0)
         )
         await again.exchange.join(worker.contact)
         found = await few.store("b").get_many([f"k{number}" for number in range(16)])
@@ -210,13 +210,13 @@ def test_a_swarm_that_is_killed_goes_on_from_the_newest_copies_on_its_disks() ->
             await few.store("a").update([ValueUpdate(key, 1, number, "add") for key in keys[number:]])
             exchange = few.world.members[name].exchange
             assert exchange is not None
-            saved[name] = b"".join(state_files.encode(genesis, exchange.store.states_to_save(), clean=False))
+            saved[name] = b"".join(shard_states.encode(genesis, exchange.store.states_to_save(), clean=False))
         for name in names:
             few.world.kill(name)
 
         newest: dict[int, dict[bytes, TableEntry]] = {}
         for raw in saved.values():
-            for shard, stored in state_files.decode(raw, genesis, [(0, 0)] * SHARDS, 0).items():
+            for shard, stored in shard_states.decode(raw, genesis, [(0, 0)] * SHARDS, 0).items():
                 assert stored.state.table is not None
                 entries = stored.state.table.entries
                 if sum(one.timestamp for one in entries.values()) >= sum(
@@ -228,7 +228,7 @@ def test_a_swarm_that_is_killed_goes_on_from_the_newest_copies_on_its_disks() ->
         for member in members:
             assert member.exchange is not None
             member.exchange.delay_takeover(30.0)
-            states = state_files.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0)
+            states = shard_states.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0)
             member.exchange.offer(0, [], states)
         first, *others = [member.exchange for member in members if member.exchange is not None]
         await first.resume(2, 5.0)

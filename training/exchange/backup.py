@@ -21,7 +21,7 @@ from p2pnode.overlay.transport import Buffer, Response, TransportError
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.codecs import CodecName, Vector
 from p2pnode.training.encoding.frames import FrameReader, Part, read_encoded
-from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.delta import SentDeltas, read_item
 from p2pnode.training.exchange.directory import PARTNER_TIMEOUT_S
 from p2pnode.training.exchange.messages import (
     Forward,
@@ -31,8 +31,6 @@ from p2pnode.training.exchange.messages import (
     ForwardStatus,
     encode,
 )
-from p2pnode.training.exchange.own_deltas import SentDeltas
-from p2pnode.training.exchange.owner.delta_item import read_item
 from p2pnode.training.exchange.owner.publishing import Publisher
 from p2pnode.training.exchange.owner.replication import lacks_backup
 from p2pnode.training.exchange.owner.validation import is_good
@@ -43,10 +41,9 @@ from p2pnode.training.exchange.ownership_messages import (
     TransferResult,
 )
 from p2pnode.training.exchange.peer_score import Nonsense
-from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RunState
-from p2pnode.training.exchange.store import state_stream
+from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
+from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.records import Backed, BufferedDelta
 from p2pnode.training.exchange.store.replica import Replica
 from p2pnode.training.exchange.store.shard_store import ShardStore
@@ -204,7 +201,7 @@ class BackupHandler:
         for shard in message.shards:
             most = self.view.plausible_steps()
             try:
-                term, state = await state_stream.read_state(reader, shard, self.store, most, self._executor)
+                term, state = await shard_states.read_state(reader, shard, self.store, most, self._executor)
             except Nonsense:
                 self.view.score.nonsense(sender.node_id, "state")
                 raise

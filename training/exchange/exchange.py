@@ -18,29 +18,25 @@ from p2pnode.training.exchange.backup import BackupHandler
 from p2pnode.training.exchange.client.outbox import Outbox
 from p2pnode.training.exchange.client.pull import PullClient, PullReport
 from p2pnode.training.exchange.client.push import PushClient, PushReport
-from p2pnode.training.exchange.counters import Counters
-from p2pnode.training.exchange.directory import OwnerDirectory
+from p2pnode.training.exchange.delta import SentDeltas
+from p2pnode.training.exchange.directory import OwnerDirectory, RouteFinder
 from p2pnode.training.exchange.fence_file import FenceFile
-from p2pnode.training.exchange.own_deltas import SentDeltas
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.owner.final_values import FinalValues
 from p2pnode.training.exchange.owner.publishing import Publisher
 from p2pnode.training.exchange.owner.reads import ReadHandler
 from p2pnode.training.exchange.owner.validation import ShardInspector
 from p2pnode.training.exchange.peer_score import PeerScore
-from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
 from p2pnode.training.exchange.recovery.failover import Failover
 from p2pnode.training.exchange.recovery.moves import ShardMoves
 from p2pnode.training.exchange.recovery.rebalancing import JobKind, Rebalancer, duty
 from p2pnode.training.exchange.recovery.reconciliation import SplitReconciler
 from p2pnode.training.exchange.recovery.resending import Resending
-from p2pnode.training.exchange.recovery.route_finder import RouteFinder
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Phase, RunState
-from p2pnode.training.exchange.store.copies import has_known_owner
+from p2pnode.training.exchange.run_state import Counters, Phase, RebalanceRequests, RunState
 from p2pnode.training.exchange.store.records import StoredState
 from p2pnode.training.exchange.store.repair_log import RepairLog
-from p2pnode.training.exchange.store.replica import Replica, ReplicaReading
+from p2pnode.training.exchange.store.replica import Replica, ReplicaReading, has_known_owner
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import ZERO_TERM, Term

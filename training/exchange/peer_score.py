@@ -6,8 +6,8 @@
   counts as gone, and no barrier waits for it. Its deltas and pulls are still served.
 
 A firewall, a clock that is off or another network can separate two members that others reach. For each unreached
-member there is a look every `LOOK_S` (`training.exchange.recovery.route_finder`): does it answer again, and does
-another member reach it? Requests then take that *relay* (`training.exchange.indirect`), and it does not count as gone.
+member there is a look every `LOOK_S` (`training.exchange.directory`): does it answer again, and does
+another member reach it? Requests then take that *relay* (`training.exchange.rpc`), and it does not count as gone.
 No node believes what another says of a third.
 """
 

@@ -1,23 +1,25 @@
-"""Requests of the exchange: the genesis, then a typed message; adaptive timeouts, and handlers that check both.
+"""Requests of the exchange: the genesis, then a typed message; directly, or by way of another member.
 
-A timeout bounds silence, not the transfer: a slow link that delivers bytes is waited for, and a response time begins
-when the peer has the request. It follows the response times of that peer for that kind of request (`overlay.waits`),
-between a floor and a ceiling. After a timeout the next one is longer (RFC 6298 section 5.5): the peer, or the queue
-before a slow line, may have become slower than any measurement. It stays longer until answers come that a shorter one
-would have got. So the ceiling bounds the first silence, by which a dead node is found, and no longer one for a peer
-that is suspected or dead.
+A firewall, a clock that is off or another network can separate two members that others reach. SWIM asks a helper to
+ping the silent one before it suspects it (Das et al. 2002); the exchange asks a helper to pass its requests on.
+
+The relay names the sender, passes the body on as it comes, and the answer back. The receiver handles the request as a
+direct one of the sender. Only what a member itself has sent is passed on: a request takes one relay at most, and cannot
+go in a circle. The relay keeps nothing but the buffers under way. Deltas have identities, so one that arrives by both
+ways is added once. A relay is believed about who sent a request: members are trusted not to lie.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Literal, NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.environment import Clock
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import (
@@ -29,89 +31,12 @@ from p2pnode.overlay.transport import (
     Response,
     TransportError,
 )
-from p2pnode.overlay.waits import RoundTrips
 from p2pnode.training.cooperative import LoopTurns
 from p2pnode.training.encoding.frames import BadFrame, FrameReader
-from p2pnode.training.exchange.indirect import NAME, IndirectRequests
-from p2pnode.training.exchange.messages import decode, encode, read_record
+from p2pnode.training.exchange.messages import Indirect, IndirectAnswer, decode, encode, read_record
 from p2pnode.training.exchange.peer_score import PeerScore
+from p2pnode.training.exchange.timeouts import AdaptiveTimeouts, Kind
 from p2pnode.training.swarm import Swarm
-
-Kind = Literal["push", "pull", "forward", "state", "fetch", "request_repair", "repair", "question"]
-
-#: Pairs of kind and peer kept; the one that was used longest ago is dropped.
-MAX_KEYS = 1024
-#: Each timeout in a row makes the next one longer by this factor, up to this one in all.
-BACKOFF, MAX_BACKOFF = 1.5, 8.0
-
-
-class Range(NamedTuple):
-    """Seconds: before anything is measured, at least, and at most."""
-
-    first_s: float
-    floor_s: float
-    ceiling_s: float
-
-
-#: With this ceiling detection, take-over and first answer stay within the detection bound of 10 s.
-REQUEST = Range(3.0, 2.0, 4.5)
-#: Below the floor of every request: an owner that waits for its backup answers `retry` before its callers time out.
-FORWARD = Range(1.5, 0.75, 1.75)
-#: A small question that is answered at once. Behind a full line its answer takes as long as the queues are.
-QUESTION = Range(1.0, 1.0, 4.5)
-
-_LIMITS: dict[Kind, Range] = {"forward": FORWARD, "question": QUESTION}
-
-
-class _Times(RoundTrips):
-    """The response times of one peer to one kind of request."""
-
-    __slots__ = ("backoff",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backoff = 1.0
-
-    def within(self, limits: Range) -> float:
-        """The timeout without the silences of late."""
-        return min(max(limits.floor_s, self.timeout_s(limits.first_s)), limits.ceiling_s)
-
-
-class AdaptiveTimeouts:
-    """The timeouts of the requests of one node."""
-
-    def __init__(self) -> None:
-        self._times: dict[tuple[Kind, bytes], _Times] = {}
-
-    def timeout_s(self, kind: Kind, peer: bytes, *, is_suspect: bool = False) -> float:
-        """Seconds of silence after which a request of this kind to this peer has failed. One that the failure detector
-        suspects or has found dead is about to be replaced."""
-        limits, times = _LIMITS.get(kind, REQUEST), self._times.get((kind, peer))
-        if times is None:
-            return limits.first_s
-        seconds = times.within(limits) * times.backoff
-        # Promise 3: nobody waits for a suspect as long as for others.
-        return min(seconds, limits.ceiling_s) if is_suspect else seconds
-
-    def on_response(self, kind: Kind, peer: bytes, seconds: float) -> None:
-        """The answer began so many seconds after the last byte of the request had arrived."""
-        times = self._of(kind, peer)
-        if seconds <= times.within(_LIMITS.get(kind, REQUEST)):
-            times.backoff = max(1.0, times.backoff / BACKOFF)
-        times.observe(seconds)
-
-    def on_timeout(self, kind: Kind, peer: bytes) -> None:
-        """The timeout passed without an answer."""
-        times = self._of(kind, peer)
-        times.backoff = min(times.backoff * BACKOFF, MAX_BACKOFF)
-
-    def _of(self, kind: Kind, peer: bytes) -> _Times:
-        key = kind, peer
-        times = self._times[key] = self._times.pop(key) if key in self._times else _Times()
-        if len(self._times) > MAX_KEYS:
-            del self._times[next(iter(self._times))]
-        return times
-
 
 OTHER_SWARM = "another swarm: the genesis differs"
 
@@ -125,7 +50,7 @@ class ExchangeRpc:
 
     A request goes to the node's present address. A claim of ownership names the one that the owner had then, and a node
     that was started again since may be at another. A node that does not answer directly is asked by way of a member
-    that reaches it (`training.exchange.indirect`).
+    that reaches it (`training.exchange.rpc`).
     """
 
     def __init__(self, *, swarm: Swarm, genesis: bytes, clock: Clock, score: PeerScore) -> None:
@@ -333,3 +258,118 @@ class _Request:
             score.failed(self._to, error.detail, self._relay)
         if error.kind == "timeout":
             self._rpc.timeouts.on_timeout(self._kind, node)
+
+
+NAME = "indirect"
+#: An answer by way of a relay takes this much longer: the relay's own wait ends first, and its reason arrives.
+RELAY_S = 1.0
+#: Bytes of a question whether a member is reached, and of its answer: more than one packet, which a path may lose.
+QUESTION_BYTES = 2048
+#: Characters of a reason that a relay passes on.
+MAX_DETAIL = 200
+
+#: Handles a request of this name that another member has passed on.
+Dispatch = Callable[[str, Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
+
+
+class IndirectRequests:
+    """The two ends and the middle of indirect requests at one node. `dispatch` handles those for this node."""
+
+    def __init__(self, swarm: Swarm, dispatch: Dispatch) -> None:
+        self._swarm = swarm
+        self._dispatch = dispatch
+
+    @asynccontextmanager
+    async def request(
+        self, relay: Contact, to: Contact, name: str, payload: bytes, body: Body, timeout_s: float
+    ) -> AsyncIterator[ReceivedResponse]:
+        """Send a request by way of `relay`. Raises `TransportError` about `to`."""
+        message = self._message(to, name, payload, timeout_s)
+        sent = self._swarm.request(relay, NAME, encode(message), body, timeout_s=timeout_s + RELAY_S)
+        asked = f"was asked by way of {relay.address}, which"
+        async with AsyncExitStack() as stack:
+            try:
+                answer = await stack.enter_async_context(sent)
+                found = decode(answer.head, IndirectAnswer)
+            except TransportError as error:
+                raise TransportError(error.kind, to.address, f"{asked} {error.detail}") from error
+            except msgspec.DecodeError as error:
+                raise TransportError("foreign", to.address, f"{asked} gave a malformed answer: {error}") from error
+            if found.failure is not None:
+                await stack.aclose()  # the relay has answered: its connection is kept
+                raise TransportError(found.failure, to.address, found.detail)
+            yield ReceivedResponse(found.payload, answer.body, waited_s=answer.waited_s)
+
+    async def failure(self, to: Contact, relay: Contact | None, timeout_s: float) -> TransportError | None:
+        """Why a member does not answer directly, or by way of `relay`; None: it answers."""
+        question = bytes(QUESTION_BYTES)
+        if relay is None:
+            me = Contact(self._swarm.node_id, self._swarm.address)
+            asked = encode(_sent_by(me, self._message(to, "", question, timeout_s)))
+            sent = self._swarm.request(to, NAME, asked, timeout_s=timeout_s)
+        else:
+            sent = self.request(relay, to, "", question, (), timeout_s)
+        try:
+            async with sent:
+                return None
+        except TransportError as error:
+            has_answered = relay is None and error.kind == "rejected"
+            return None if has_answered else error
+
+    def _message(self, to: Contact, name: str, payload: bytes, timeout_s: float) -> Indirect:
+        host, port = to.address.host, to.address.port
+        return Indirect(to.node_id, host, port, name, round(1000 * timeout_s), payload)
+
+    # -- requests of others -------------------------------------------------------------------------------------
+
+    async def handle(self, sender: Contact, payload: bytes, stream: AsyncIterator[Buffer]) -> Response:
+        """Pass a request on, or handle it if it is for this node. Raises `RequestRejected`."""
+        try:
+            message = decode(payload, Indirect)
+            if message.target == self._swarm.node_id:
+                return await self._for_this_node(message, stream)
+            to = Contact(message.target, Address.checked(message.host, message.port))
+        except (msgspec.DecodeError, ValueError) as error:
+            raise RequestRejected(f"malformed Indirect: {error}") from error
+        if message.origin:
+            raise RequestRejected("this request was passed on already")
+        return await self._pass_on(self._swarm.contact(to.node_id) or to, _sent_by(sender, message), stream)
+
+    async def _for_this_node(self, message: Indirect, stream: AsyncIterator[Buffer]) -> Response:
+        if not message.name:
+            return Response(encode(IndirectAnswer(message.payload)))
+        origin = Contact(message.origin, Address.checked(message.origin_host, message.origin_port))
+        reply = await self._dispatch(message.name, origin, message.payload, stream)
+        return Response(encode(IndirectAnswer(reply.head)), reply.body)
+
+    async def _pass_on(self, to: Contact, message: Indirect, stream: AsyncIterator[Buffer]) -> Response:
+        sent = self._swarm.request(to, NAME, encode(message), stream, timeout_s=message.timeout_ms / 1000.0)
+        try:
+            answer = await sent.__aenter__()
+        except TransportError as error:
+            return Response(encode(IndirectAnswer(failure=error.kind, detail=error.detail[:MAX_DETAIL])))
+        return Response(answer.head, _Passed(sent, answer.body))
+
+
+def _sent_by(sender: Contact, message: Indirect) -> Indirect:
+    host, port = sender.address.host, sender.address.port
+    return msgspec.structs.replace(message, origin=sender.node_id, origin_host=host, origin_port=port)
+
+
+class _Passed:
+    """The body of an answer on its way through a relay; closing it ends the relay's own request."""
+
+    def __init__(self, sent: AbstractAsyncContextManager[ReceivedResponse], body: AsyncIterator[Buffer]) -> None:
+        self._sent: AbstractAsyncContextManager[ReceivedResponse] | None = sent
+        self._body = body
+
+    def __aiter__(self) -> _Passed:
+        return self
+
+    async def __anext__(self) -> Buffer:
+        return await anext(self._body)
+
+    async def aclose(self) -> None:
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            await sent.__aexit__(None, None, None)

@@ -1,9 +1,15 @@
-"""What changes about this node while its exchange runs: phase, incarnation, and steps. Pure."""
+"""What changes about this node while its exchange runs: phase, steps, counts, and requests to its rebalancer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import IntEnum
+
+from p2pnode.training.exchange.store.shard_store import ShardStore
+from p2pnode.training.exchange.terms import Fence
 
 
 class Phase(IntEnum):
@@ -51,3 +57,70 @@ class RunState:
 
     def pass_barrier(self, step: int) -> None:
         self.passed_step = max(self.passed_step, step)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Bytes, refusals and losses since the start, for `/status` and `/metrics`."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    merged: int = 0  # shards of deltas added here as owner
+    refused: int = 0  # this node's deltas, by owners
+    refused_here: dict[str, int] = field(default_factory=dict)  # others' deltas, by this node, by reason
+    unusual_norms: int = 0  # shards of deltas with a norm far above the median
+    clipped: int = 0  # shards of deltas that were scaled down
+    repaired: int = 0  # deltas of one shard from the other side of a split, added here
+    followed: int = 0  # shards brought up to date by changes of their published value
+    publications_entered: int = 0  # shards of which the published value was pulled as a whole
+    publication_mismatches: int = 0  # shards with another digest after a pull than at their owner; pulled whole
+    lost_in_splits: int = 0  # acknowledged on this side of a split, and no longer in the log
+    resigned_shards: int = 0  # of this node whose values were not finite, or out of range
+    lost_in_restarts: int = 0  # what disks had, and the copies that the swarm was started again with had not
+    sent_again: int = 0  # shards of deltas that an owner acknowledged and lost
+
+
+class RebalanceRequests:
+    """The requests of one node since the rebalancer last collected them."""
+
+    def __init__(self, store: ShardStore) -> None:
+        self._store = store
+        self._awake = asyncio.Event()
+        self._orphans: dict[int, None] = {}
+        #: Whether a delta has waited for a backup of its shard.
+        self.has_waiting_deltas = False
+
+    def wake_for_delta(self) -> None:
+        """A delta waits until its shard has a backup."""
+        self.has_waiting_deltas = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Start the next tick at once."""
+        self._awake.set()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return at the next `wake`, or after `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._awake.wait()
+        self._awake.clear()
+
+    def take_over(self, shard: int) -> None:
+        """This shard has no living owner, and this node is the first living candidate or has a copy."""
+        self._orphans[shard] = None
+
+    def collect_orphans(self) -> list[int]:
+        """The shards to take over."""
+        orphans = list(self._orphans)
+        self._orphans.clear()
+        return orphans
+
+    def challenge(self, fences: Iterable[Fence]) -> None:
+        """Another node has seen these terms: an owner below one of them has to yield, or to raise its term above."""
+        ownership = self._store.ownership
+        for fence in fences:
+            is_news = fence.shard in self._store.owned and fence.term > ownership.fence(fence.shard)
+            if is_news and ownership.is_plausible(fence.term):
+                ownership.raise_fence(fence.shard, fence.term)
+                self.wake()

@@ -19,7 +19,7 @@ from p2pnode.overlay.environment import Clock
 from p2pnode.overlay.peers import Peer
 from p2pnode.training.exchange.peer_score import PeerScore
 from p2pnode.training.exchange.run_state import RunState
-from p2pnode.training.exchange.store.state_stream import PlausibleSteps
+from p2pnode.training.exchange.store.shard_states import PlausibleSteps
 from p2pnode.training.exchange.terms import MAX_BELIEVED
 from p2pnode.training.swarm import Swarm
 

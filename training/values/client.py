@@ -21,13 +21,11 @@ from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import TransportError
 from p2pnode.training.cooperative import VALUES_PER_UPDATE, LoopYielder
 from p2pnode.training.encoding.frames import FrameReader, Part, blob_framed_bytes, blob_frames, sized
-from p2pnode.training.exchange.counters import Counters
 from p2pnode.training.exchange.directory import PARTNER_TIMEOUT_S, OwnerDirectory
 from p2pnode.training.exchange.messages import PushResult
 from p2pnode.training.exchange.owner.replication import DeltaReplicator
-from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.settings import ExchangeSettings

@@ -17,13 +17,11 @@ from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Buffer, Response
 from p2pnode.training.cooperative import VALUES_PER_ROW, VALUES_PER_UPDATE, LoopYielder
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, read_blob
-from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import PushResult, encode, record_frames
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta
 from p2pnode.training.exchange.owner.replication import lacks_backup, not_owned
-from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView

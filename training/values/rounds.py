@@ -18,11 +18,10 @@ from typing import NamedTuple
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.training.cooperative import VALUES_PER_UPDATE, LoopYielder
-from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import Push, PushResult
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta
 from p2pnode.training.exchange.owner.replication import DeltaReplicator, not_owned
-from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.run_state import Counters, RunState
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.terms import Term

@@ -30,10 +30,9 @@ import numpy.typing as npt
 from p2pnode.training.codec_choice import LEAST_LOSSY
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.exchange.delta import Delivery, IncomingDelta
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.messages import Forward, Push, PushResult, decode
-from p2pnode.training.exchange.own_deltas import Delivery
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta
 from p2pnode.training.exchange.store.records import BufferedDelta
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.applied import DeltaId

@@ -11,10 +11,10 @@ import numpy as np
 from p2pnode.overlay.transport import TransportError
 from p2pnode.training.codec_choice import CHOICES, LineFacts
 from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.exchange.delta import Delivery
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.messages import PushResult
-from p2pnode.training.exchange.own_deltas import Delivery
-from p2pnode.training.exchange.store import state_files
+from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.records import StoredState
 from p2pnode.training.exchange.terms import Term
 from p2pnode.training.layout import shard_bounds
@@ -202,7 +202,7 @@ class HistoryNodes:
         exchange = member.exchange
         assert exchange is not None
         held = exchange.store.states_to_save()
-        parts = state_files.encode(bytes.fromhex(exchange.manifest.genesis), held, clean=clean)
+        parts = shard_states.encode(bytes.fromhex(exchange.manifest.genesis), held, clean=clean)
         replica = exchange.replica
         self.saved[member.name] = Saved(
             replica.versions(),
@@ -216,7 +216,7 @@ class HistoryNodes:
         manifest = self.world.manifest
         for raw in saved.states:
             genesis = bytes.fromhex(manifest.genesis)
-            found |= state_files.decode(raw, genesis, manifest.bounds(), VALUES)
+            found |= shard_states.decode(raw, genesis, manifest.bounds(), VALUES)
         return found
 
     async def _keep_saving(self) -> None:

@@ -35,9 +35,9 @@ from p2pnode.overlay.peers import Activity
 from p2pnode.overlay.transport import TransportError
 from p2pnode.training.barriers.predicates import make_barrier
 from p2pnode.training.barriers.waiter import BarrierWaiter
+from p2pnode.training.exchange.delta import Delivery
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.messages import PushResult
-from p2pnode.training.exchange.own_deltas import Delivery
 from p2pnode.training.layout import shard_bounds
 from p2pnode.training.settings import BarrierSettings
 from p2pnode.training.shards.applied import DeltaId

@@ -7,8 +7,8 @@ running node except the suspected one.
 from __future__ import annotations
 
 from p2pnode.training.exchange.ownership_messages import CopyStatus
-from p2pnode.training.exchange.store.copies import copy_status
 from p2pnode.training.exchange.store.records import Owned
+from p2pnode.training.exchange.store.replica import copy_status
 from p2pnode.training.exchange.terms import ROLE_RANK, ZERO_TERM, Term
 from p2pnode.training.shards.state import ShardState
 from tests.harness.swarms.store_swarm import BY_ID, CONTACTS, DELTAS, IDENTITIES, IDS, NAMES, PLAIN, Node, StoreSwarm

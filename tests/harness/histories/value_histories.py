@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from p2pnode.training.exchange.exchange import Exchange
-from p2pnode.training.exchange.store import state_files
+from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.records import StoredState
 from p2pnode.training.values.encoding import decode_key, decode_value, encode_value
 from p2pnode.training.values.store import (
@@ -197,7 +197,7 @@ class ValueHistory(History):
         found: dict[int, StoredState] = {}
         for raw in saved.states:
             genesis = bytes.fromhex(self.world.manifest.genesis)
-            found |= state_files.decode(raw, genesis, [(0, 0)] * SHARDS, 0)
+            found |= shard_states.decode(raw, genesis, [(0, 0)] * SHARDS, 0)
         return found
 
     async def _calm(self) -> None:

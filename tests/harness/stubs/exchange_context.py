@@ -21,17 +21,14 @@ from p2pnode.overlay.transport import Body, ReceivedResponse, Response, Transpor
 from p2pnode.training.codec_choice import CodecChoice
 from p2pnode.training.exchange.client.outbox import Outbox
 from p2pnode.training.exchange.client.push import PushClient
-from p2pnode.training.exchange.counters import Counters
-from p2pnode.training.exchange.directory import OwnerDirectory
+from p2pnode.training.exchange.delta import SentDeltas
+from p2pnode.training.exchange.directory import OwnerDirectory, RouteFinder
 from p2pnode.training.exchange.messages import decode, encode
-from p2pnode.training.exchange.own_deltas import SentDeltas
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.peer_score import PeerScore
-from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
 from p2pnode.training.exchange.recovery.resending import Resending
-from p2pnode.training.exchange.recovery.route_finder import RouteFinder
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
 from p2pnode.training.exchange.store.replica import Replica
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView

@@ -9,8 +9,8 @@ from p2pnode.training.encoding.codecs import CodecName
 from p2pnode.training.encoding.pull_codecs import change_codec
 from p2pnode.training.exchange.backup import BackupHandler
 from p2pnode.training.exchange.client.pull import PullClient
+from p2pnode.training.exchange.delta import SentDeltas
 from p2pnode.training.exchange.directory import OwnerDirectory
-from p2pnode.training.exchange.own_deltas import SentDeltas
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.owner.final_values import FinalValues
 from p2pnode.training.exchange.owner.publishing import Publisher

@@ -8,7 +8,7 @@ from typing import Any
 
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Buffer, ReceivedResponse, Request, RequestRejected, Response, TransportError
-from p2pnode.training.exchange.indirect import IndirectRequests
+from p2pnode.training.exchange.rpc import IndirectRequests
 from tests.process.harness.sockets import LATE_S, MB, Node, Run, block, failure, pattern, run
 
 __all__ = ["run"]

@@ -23,16 +23,15 @@ from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Buffer, SizedBody, TransportError
 from p2pnode.training.cooperative import VALUES_PER_PART
 from p2pnode.training.encoding.frames import BadFrame, Part, encoded_frames, sized
-from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.delta import KEPT_BYTES, Delivery, IncomingDelta, Outgoing, SentDeltas
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import Push, PushAnswer, PushResult, read_results
-from p2pnode.training.exchange.own_deltas import KEPT_BYTES, Delivery, Outgoing, SentDeltas
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.step_wait import Obstacles, together
+from p2pnode.training.exchange.run_state import Counters
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.exchange.timeouts import Obstacles, together
 from p2pnode.training.swarm import Swarm
 
 FIRST_RETRY_S = 0.05

@@ -26,18 +26,17 @@ from p2pnode.training.encoding.pull_codecs import subscribes, whole_codec
 from p2pnode.training.exchange.client.joiner_relief import JoinerRelief
 from p2pnode.training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
 from p2pnode.training.exchange.client.subscriber import Subscriber
-from p2pnode.training.exchange.counters import Counters
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
 from p2pnode.training.exchange.owner.final_values import FinalValues
 from p2pnode.training.exchange.owner.validation import ShardInspector
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RunState
-from p2pnode.training.exchange.step_wait import Obstacles, StepWait, together
+from p2pnode.training.exchange.run_state import Counters, RunState
 from p2pnode.training.exchange.store.replica import NO_POSITION, Replica
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import MAX_BELIEVED, ZERO_TERM
+from p2pnode.training.exchange.timeouts import Obstacles, StepWait, together
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH
 from p2pnode.training.swarm import Swarm

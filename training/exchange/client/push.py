@@ -26,15 +26,14 @@ from p2pnode.training.cooperative import LoopTurns, ThreadPauses
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.codecs import CodecName, Vector
 from p2pnode.training.exchange.client.outbox import Outbox
-from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.delta import Delivery, Outgoing
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import Push
-from p2pnode.training.exchange.own_deltas import Delivery, Outgoing
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
-from p2pnode.training.exchange.run_state import RunState
-from p2pnode.training.exchange.step_wait import StepWait
+from p2pnode.training.exchange.run_state import Counters, RunState
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
+from p2pnode.training.exchange.timeouts import StepWait
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.delta_range import is_delta_in_range
 

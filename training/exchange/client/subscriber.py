@@ -12,10 +12,10 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.training.cooperative import VALUES_PER_TURN, LoopTurns, light, off_loop
 from p2pnode.training.encoding.codecs import CodecName, Vector
 from p2pnode.training.encoding.frames import Allocate, BadFrame, FrameReader, Part, new_memory, read_encoded
-from p2pnode.training.exchange.counters import Counters
 from p2pnode.training.exchange.messages import PullResult
 from p2pnode.training.exchange.owner.published import ApproximatedState, apply_all, begin_run, whole
 from p2pnode.training.exchange.peer_score import Nonsense
+from p2pnode.training.exchange.run_state import Counters
 from p2pnode.training.exchange.store.replica import NO_POSITION, Position, Replica
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.terms import ZERO_TERM, Term

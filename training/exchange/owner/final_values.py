@@ -33,8 +33,8 @@ from p2pnode.training.exchange.ownership_messages import (
     FinalDone,
     TransferResult,
 )
-from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
 from p2pnode.training.exchange.rpc import ExchangeRpc
+from p2pnode.training.exchange.run_state import RebalanceRequests
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView

@@ -15,7 +15,6 @@ from p2pnode.overlay.transport import Buffer, Response
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.codecs import CodecName, Vector
 from p2pnode.training.encoding.frames import Part, framed_bytes, frames, sized
-from p2pnode.training.exchange.counters import Counters
 from p2pnode.training.exchange.messages import (
     LocateOwners,
     LocateOwnersAnswer,
@@ -35,14 +34,12 @@ from p2pnode.training.exchange.ownership_messages import (
     ShardList,
     StateHead,
 )
-from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RunState
-from p2pnode.training.exchange.store import state_stream
-from p2pnode.training.exchange.store.copies import copy_status, replica_copy
-from p2pnode.training.exchange.store.replica import Position, Replica
+from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
+from p2pnode.training.exchange.store import shard_states
+from p2pnode.training.exchange.store.replica import Position, Replica, copy_status, replica_copy
+from p2pnode.training.exchange.store.shard_states import describe
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.store.state_stream import describe
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import Term
 from p2pnode.training.shards.state import ShardState
@@ -229,7 +226,7 @@ class ReadHandler:
         shards = [shard for shard in message.shards if shard < len(self.store)]
         snapshots = [found for shard in shards if (found := self._snapshot(shard)) is not None]
         transfer = ShardList([head.shard for head, _ in snapshots])
-        return Response(encode(transfer), state_stream.body(snapshots))
+        return Response(encode(transfer), shard_states.body(snapshots))
 
     def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
         """The best copy of a shard that this node does not own: a state, or its replica as the state of a new era."""

@@ -16,13 +16,11 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import TransportError
 from p2pnode.training.encoding.frames import sized
-from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, Push, PushResult
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta
 from p2pnode.training.exchange.owner.validation import DeltaValidator
-from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView

@@ -18,10 +18,9 @@ from collections.abc import Iterable, Mapping
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.training.cooperative import LoopYielder, off_loop
-from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import Push, PushResult, RefusalReason
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta
-from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.run_state import Counters, RebalanceRequests
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.settings import ExchangeSettings

@@ -17,18 +17,22 @@ from p2pnode.overlay.peers import Activity, Contact
 from p2pnode.overlay.transport import Response, TransportError
 from p2pnode.training.cooperative import off_loop
 from p2pnode.training.encoding.frames import BadFrame, FrameReader
-from p2pnode.training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
+from p2pnode.training.exchange.delta import NO_VALUES
+from p2pnode.training.exchange.directory import QUESTION_TIMEOUT_S, SEARCH_WITHIN_S, OwnerDirectory, RouteFinder
 from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
-from p2pnode.training.exchange.owner.delta_item import NO_VALUES
 from p2pnode.training.exchange.ownership_messages import CopyStatus, Fetch, ReplicasAnswer, ShardList, TransferResult
 from p2pnode.training.exchange.peer_score import Nonsense
-from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
-from p2pnode.training.exchange.recovery.route_finder import SEARCH_WITHIN_S, RouteFinder
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RunState
-from p2pnode.training.exchange.store import state_stream
-from p2pnode.training.exchange.store.copies import copy_status, has_known_owner, has_state, rank_copy, replica_copy
-from p2pnode.training.exchange.store.replica import Replica
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
+from p2pnode.training.exchange.store import shard_states
+from p2pnode.training.exchange.store.replica import (
+    Replica,
+    copy_status,
+    has_known_owner,
+    has_state,
+    rank_copy,
+    replica_copy,
+)
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
@@ -350,7 +354,7 @@ class Failover:
                 return None
             most = self.view.plausible_steps()
             reader, executor = FrameReader(answer.body), self._executor
-            term, state = await state_stream.read_state(reader, shard, self.store, most, executor)
+            term, state = await shard_states.read_state(reader, shard, self.store, most, executor)
             if not self.store.ownership.is_plausible(term):
                 raise BadFrame(f"the state of shard {shard} is of term {term.number}")
             return term, state

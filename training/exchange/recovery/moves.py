@@ -20,15 +20,15 @@ from p2pnode.training.cooperative import LoopYielder
 from p2pnode.training.encoding import low_bits
 from p2pnode.training.encoding.codecs import Encoded, Vector
 from p2pnode.training.encoding.frames import sized
-from p2pnode.training.exchange.counters import Counters
 from p2pnode.training.exchange.directory import PARTNER_TIMEOUT_S
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.owner.publishing import Publisher
 from p2pnode.training.exchange.ownership_messages import HandOver, Learn, ShardList, StateHead, TransferResult
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.store import state_stream
+from p2pnode.training.exchange.run_state import Counters
+from p2pnode.training.exchange.store import shard_states
+from p2pnode.training.exchange.store.shard_states import describe
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.store.state_stream import describe
 from p2pnode.training.exchange.terms import OwnerInfo, Term
 from p2pnode.training.shards.state import ShardState
 from p2pnode.training.swarm import Swarm
@@ -132,7 +132,7 @@ class ShardMoves:
         }
         snapshots, low = await self._executor.run(_with_low_bits, snapshots, bases)
         message = ShardList([head.shard for head, _ in snapshots])
-        async with self.rpc.request("state", to, message, state_stream.body(snapshots, low)) as answer:
+        async with self.rpc.request("state", to, message, shard_states.body(snapshots, low)) as answer:
             taken = self.rpc.decoded(to, answer.head, TransferResult).taken
         me, now = self.rpc.me, self._clock.monotonic()
         for shard, term in [(head.shard, head.term) for head, _ in snapshots if head.shard in taken]:

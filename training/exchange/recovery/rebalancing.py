@@ -21,11 +21,10 @@ from p2pnode.overlay.transport import TransportError
 from p2pnode.training.encoding.frames import BadFrame
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.owner.publishing import Publisher
-from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
 from p2pnode.training.exchange.recovery.failover import Failover
 from p2pnode.training.exchange.recovery.moves import ShardMoves
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Phase, RunState
+from p2pnode.training.exchange.run_state import Phase, RebalanceRequests, RunState
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView

@@ -22,7 +22,7 @@ from p2pnode.overlay.peers import Contact, PeerChange
 from p2pnode.overlay.transport import Buffer, Response, TransportError
 from p2pnode.training.cooperative import VALUES_PER_ROW, off_loop
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, list_if_small
-from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.delta import IncomingDelta, logged_frames, logged_item, read_item
 from p2pnode.training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
 from p2pnode.training.exchange.messages import (
     MAX_DELTAS,
@@ -33,7 +33,6 @@ from p2pnode.training.exchange.messages import (
     encode,
     record_frames,
 )
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta, logged_frames, logged_item, read_item
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.owner.replication import lacks_backup
 from p2pnode.training.exchange.ownership_messages import (
@@ -47,9 +46,8 @@ from p2pnode.training.exchange.ownership_messages import (
     OwnedHistory,
     ShardList,
 )
-from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
 from p2pnode.training.exchange.store.repair_log import LogEntry, SupersededCopy, compare, identities_of
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView

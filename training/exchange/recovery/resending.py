@@ -1,7 +1,7 @@
 """Sends acknowledged deltas again, under the same identity, if the present owner of their shard lacks them.
 
 A shard may lose deltas that its owner had acknowledged: the owner restarts from its disk, or it crashes together with
-its backup. A node therefore keeps its last acknowledged deltas (`training.exchange.own_deltas`). When a shard has
+its backup. A node therefore keeps its last acknowledged deltas (`training.exchange.delta`). When a shard has
 another owner than the one that acknowledged, or that one was restarted, the node first asks the present owner which of
 the deltas it lacks. Usually the owner lacks none, and the node sends nothing.
 """
@@ -17,10 +17,9 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Buffer, Response, TransportError
 from p2pnode.training.encoding.frames import Part, encoded_frames, sized
-from p2pnode.training.exchange.counters import Counters
+from p2pnode.training.exchange.delta import Acknowledged, AcknowledgedKey, SentDeltas
 from p2pnode.training.exchange.directory import PARTNER_TIMEOUT_S
 from p2pnode.training.exchange.messages import PushStatus, encode
-from p2pnode.training.exchange.own_deltas import Acknowledged, AcknowledgedKey, SentDeltas
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.ownership_messages import (
     MAX_ASKED,
@@ -32,7 +31,7 @@ from p2pnode.training.exchange.ownership_messages import (
     OfferedDeltasAnswer,
 )
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.run_state import Counters, RunState
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.shards.applied import DeltaId

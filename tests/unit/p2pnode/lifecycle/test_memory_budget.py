@@ -21,7 +21,7 @@ from p2pnode.lifecycle.memory_budget import (
 )
 from p2pnode.training import cooperative
 from p2pnode.training.exchange.owner import reads
-from p2pnode.training.exchange.store import state_files
+from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.outer_rule import Rule
@@ -82,7 +82,7 @@ def test_a_small_model_needs_little_of_everything() -> None:
 def test_the_sizes_of_other_modules_are_theirs() -> None:
     """The budget may not import them."""
     assert (KEPT_BYTES, CACHE_BYTES) == (own_memory.KEPT_BYTES, reads.MAX_ENCODED_BYTES)
-    assert (PART_VALUES, FILE_BYTES) == (cooperative.VALUES_PER_PART, state_files.FILE_BYTES)
+    assert (PART_VALUES, FILE_BYTES) == (cooperative.VALUES_PER_PART, shard_states.FILE_BYTES)
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,15 @@ from p2pnode.overlay.transport import RequestRejected, TransportError
 from p2pnode.training.encoding.codecs import as_bytes
 from p2pnode.training.encoding.frames import Part, frames
 from p2pnode.training.exchange.backup import CONFIRM_AFTER_S, BackupHandler
+from p2pnode.training.exchange.delta import Delivery, Outgoing, SentDeltas
 from p2pnode.training.exchange.messages import Forward, ForwardAnswer, Forwarded, Push
-from p2pnode.training.exchange.own_deltas import Delivery, Outgoing, SentDeltas
 from p2pnode.training.exchange.ownership_messages import HandOver, Learn, ShardList, TransferResult
 from p2pnode.training.exchange.peer_score import NONSENSE
 from p2pnode.training.exchange.run_state import Phase
-from p2pnode.training.exchange.store import state_stream
+from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.replica import Position
+from p2pnode.training.exchange.store.shard_states import describe
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.store.state_stream import describe
 from p2pnode.training.exchange.terms import OwnerInfo, Term
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
@@ -141,7 +141,7 @@ def test_a_catch_up_makes_a_learner_and_then_a_state() -> None:
         assert (await swarm.deliver("learn", OWNER, learn, TransferResult)).taken == [0]
 
         snapshot = describe(0, promised, owner.owned[0].state), owner.owned[0].state.copy()
-        body = [bytes(buffer) for buffer in state_stream.body([snapshot])]
+        body = [bytes(buffer) for buffer in shard_states.body([snapshot])]
         message = ShardList([0])
         assert (await swarm.deliver("state", OWNER, message, TransferResult, body)).taken == [0]
         assert not store.backed[0].is_active
@@ -164,7 +164,7 @@ def test_a_state_without_its_base_is_refused() -> None:
         assert (await swarm.deliver("learn", OWNER, learn, TransferResult)).publications == [b"a name"]
         promised = owner.promise(0)
         head = msgspec.structs.replace(describe(0, promised, owner.owned[0].state), publication=b"a name")
-        body = [bytes(buffer) for buffer in state_stream.body([(head, owner.owned[0].state)], {0: bytes(8)})]
+        body = [bytes(buffer) for buffer in shard_states.body([(head, owner.owned[0].state)], {0: bytes(8)})]
         assert store.begin_catch_up(0, term(1, "a"), OWNER, promised.number)
 
         with pytest.raises(RequestRejected, match="its base is gone"):
@@ -174,7 +174,7 @@ def test_a_state_without_its_base_is_refused() -> None:
         learn = Learn([claim(1)], [owner.promise(0).number])
         await swarm.deliver("learn", OWNER, learn, TransferResult)
         other = msgspec.structs.replace(describe(0, owner.promise(0), owner.owned[0].state), publication=b"other")
-        body = [bytes(buffer) for buffer in state_stream.body([(other, owner.owned[0].state)], {0: bytes(8)})]
+        body = [bytes(buffer) for buffer in shard_states.body([(other, owner.owned[0].state)], {0: bytes(8)})]
         with pytest.raises(RequestRejected, match="its base is gone"):
             await swarm.deliver("state", OWNER, ShardList([0]), TransferResult, body)
 
@@ -293,7 +293,7 @@ async def learned(swarm: ScriptedSwarm, store: ShardStore, number: int) -> None:
     promised = Term(number + 1, OWNER.node_id)
     await swarm.deliver("learn", OWNER, Learn([claim(number)], [number + 1]), TransferResult)
     state = zeros(store)
-    body = [bytes(buffer) for buffer in state_stream.body([(describe(0, promised, state), state)])]
+    body = [bytes(buffer) for buffer in shard_states.body([(describe(0, promised, state), state)])]
     await swarm.deliver("state", OWNER, ShardList([0]), TransferResult, body)
     forward = msgspec.structs.replace(forward_of(Forwarded(0, promised, 0)), step=number)
     await swarm.deliver("forward", OWNER, forward, ForwardAnswer, body_of(0))

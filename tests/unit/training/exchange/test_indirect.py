@@ -11,8 +11,8 @@ import pytest
 
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import NOT_SERVED, Buffer, ReceivedResponse, RequestRejected, Response, TransportError
-from p2pnode.training.exchange.indirect import NAME, RELAY_S, IndirectRequests
 from p2pnode.training.exchange.messages import Indirect, encode
+from p2pnode.training.exchange.rpc import NAME, RELAY_S, IndirectRequests
 from tests.harness.builders.stores import contact
 
 A, B, C = contact("a"), contact("b"), contact("c")

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from p2pnode.training.exchange.delta import LARGEST_SHARE, AcknowledgedKey, Delivery, Outgoing, SentDeltas
 from p2pnode.training.exchange.messages import Push
-from p2pnode.training.exchange.own_deltas import LARGEST_SHARE, AcknowledgedKey, Delivery, Outgoing, SentDeltas
 from p2pnode.training.shards.applied import DeltaId
 from tests.harness.builders.stores import IDS
 

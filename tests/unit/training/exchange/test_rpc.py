@@ -22,8 +22,9 @@ from p2pnode.training.exchange.ownership_messages import (
     TransferResult,
 )
 from p2pnode.training.exchange.peer_score import IGNORED_S, PeerScore
-from p2pnode.training.exchange.rpc import REQUEST, ExchangeRpc
+from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.terms import OwnerInfo
+from p2pnode.training.exchange.timeouts import REQUEST
 from tests.harness.builders.stores import contact, term
 from tests.harness.environment.simulated import ListLog, VirtualClock
 from tests.harness.environment.virtual_loop import run

@@ -11,7 +11,7 @@ import pytest
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Contact
-from p2pnode.training.exchange.step_wait import Obstacles, StepWait, together
+from p2pnode.training.exchange.timeouts import Obstacles, StepWait, together
 from tests.harness.environment.virtual_loop import run
 
 

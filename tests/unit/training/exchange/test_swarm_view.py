@@ -15,7 +15,7 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Contact
 from p2pnode.training.exchange.peer_score import IGNORED_S, NONSENSE, PeerScore
 from p2pnode.training.exchange.run_state import RunState
-from p2pnode.training.exchange.store.state_stream import ANY_STEPS
+from p2pnode.training.exchange.store.shard_states import ANY_STEPS
 from p2pnode.training.exchange.swarm_view import (
     COUNTED_FACTOR,
     FURTHEST_AT_FIRST,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pnode.training.exchange.rpc import BACKOFF, FORWARD, MAX_BACKOFF, MAX_KEYS, REQUEST, AdaptiveTimeouts
+from p2pnode.training.exchange.timeouts import BACKOFF, FORWARD, MAX_BACKOFF, MAX_KEYS, REQUEST, AdaptiveTimeouts
 
 PEER, OTHER = b"p" * 20, b"o" * 20
 

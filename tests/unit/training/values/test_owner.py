@@ -11,8 +11,8 @@ import pytest
 
 from p2pnode.overlay.transport import RequestRejected
 from p2pnode.training.encoding.frames import FrameReader, Part, blob_frames
+from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import PushResult, read_record
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta
 from p2pnode.training.exchange.run_state import Phase
 from p2pnode.training.exchange.terms import OwnerInfo
 from p2pnode.training.shards.applied import DeltaId

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from p2pnode.training.cooperative import VALUES_PER_TURN, VALUES_PER_UPDATE
+from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushResult
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.value_batch import KeyUpdate, ValueBatch, encode_batch
 from p2pnode.training.shards.value_updates import applied, pulled

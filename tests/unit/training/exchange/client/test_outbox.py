@@ -13,6 +13,7 @@ from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import TransportError
 from p2pnode.training.exchange.client import outbox as outbox_module
 from p2pnode.training.exchange.client.outbox import COPIED_BYTES, Outbox
+from p2pnode.training.exchange.delta import KEPT_BYTES, LARGEST_SHARE, Delivery, Outgoing
 from p2pnode.training.exchange.messages import (
     SIGN_OF_LIFE,
     LocateOwnersAnswer,
@@ -22,7 +23,6 @@ from p2pnode.training.exchange.messages import (
     decode,
     piece_of,
 )
-from p2pnode.training.exchange.own_deltas import KEPT_BYTES, LARGEST_SHARE, Delivery, Outgoing
 from p2pnode.training.exchange.ownership_messages import TransferResult
 from p2pnode.training.exchange.store.repair_log import RepairLog
 from p2pnode.training.shards.applied import DeltaId

@@ -23,8 +23,7 @@ from p2pnode.training.exchange.client.joiner_relief import LOOK_INTERVAL_S, MIN_
 from p2pnode.training.exchange.client.pull import PullClient
 from p2pnode.training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
 from p2pnode.training.exchange.peer_score import PeerScore
-from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
-from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
 from p2pnode.training.exchange.store.ownership import KnownOwner, Ownership
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.exchange.store.replica import Replica

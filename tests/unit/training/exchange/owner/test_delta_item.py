@@ -8,7 +8,7 @@ import pytest
 from p2pnode.training.cooperative import VALUES_PER_UPDATE, light
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.frames import BadFrame, FrameReader
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta, logged_item, read_item
+from p2pnode.training.exchange.delta import IncomingDelta, logged_item, read_item
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.value_batch import ValueBatch, encode_batch
 from tests.harness.builders.value_updates import update

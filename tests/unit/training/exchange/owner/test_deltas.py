@@ -14,6 +14,7 @@ from p2pnode.overlay.peers import Contact
 from p2pnode.training.codec_choice import CodecChoice
 from p2pnode.training.encoding.codecs import as_bytes
 from p2pnode.training.encoding.frames import Part, frames
+from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import (
     Forward,
     ForwardAnswer,
@@ -23,8 +24,7 @@ from p2pnode.training.exchange.messages import (
     PushResult,
     decode,
 )
-from p2pnode.training.exchange.owner import push_intake
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta
+from p2pnode.training.exchange.owner import deltas
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.run_state import Phase
 from p2pnode.training.exchange.store.shard_store import ShardStore
@@ -146,7 +146,7 @@ def test_a_large_delta_is_decoded_and_measured_in_a_thread(monkeypatch: pytest.M
 
 def test_a_large_push_is_forwarded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner keeps a part of the delta at a time, decoded and as received, until its backup has that part."""
-    monkeypatch.setattr(push_intake, "VALUES_PER_PART", 8 * (push_intake.PARTS_AT_ONCE + 1))
+    monkeypatch.setattr(deltas, "VALUES_PER_PART", 8 * (deltas.PARTS_AT_ONCE + 1))
 
     def answer(_to: Contact, payload: bytes) -> ForwardAnswer:
         message = decode(payload, Forward)

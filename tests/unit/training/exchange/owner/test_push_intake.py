@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from p2pnode.training.encoding.frames import BadFrame
+from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import SIGN_OF_LIFE, Push, PushResult, piece_of
-from p2pnode.training.exchange.owner import push_intake
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta
-from p2pnode.training.exchange.owner.push_intake import KEEP_ALIVE_INTERVAL_S, PART_S, PARTS_AT_ONCE, PushIntake
+from p2pnode.training.exchange.owner import deltas
+from p2pnode.training.exchange.owner.deltas import KEEP_ALIVE_INTERVAL_S, PART_S, PARTS_AT_ONCE, PushIntake
 from tests.harness.builders.stores import IDS
 from tests.harness.environment.virtual_loop import run
 
@@ -57,7 +57,7 @@ class Owner:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part has two shards of four values."""
-    monkeypatch.setattr(push_intake, "VALUES_PER_PART", 8 * (PARTS_AT_ONCE + 1))
+    monkeypatch.setattr(deltas, "VALUES_PER_PART", 8 * (PARTS_AT_ONCE + 1))
 
 
 def test_parts_are_added_while_the_next_ones_arrive() -> None:

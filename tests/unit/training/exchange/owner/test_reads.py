@@ -28,9 +28,9 @@ from p2pnode.training.exchange.ownership_messages import (
     ReplicasAnswer,
     ShardList,
 )
-from p2pnode.training.exchange.store import state_stream
+from p2pnode.training.exchange.store import shard_states
+from p2pnode.training.exchange.store.shard_states import ANY_STEPS
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.store.state_stream import ANY_STEPS
 from p2pnode.training.exchange.terms import ZERO_TERM, Fence
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.applied import DeltaId
@@ -247,7 +247,7 @@ def test_a_fetch_sends_the_best_copy_that_is_not_owned() -> None:
 
         response = await swarm.respond("fetch", PEER, Fetch([0, 1, 2]))
         told, reader = decode(response.head, ShardList).shards, FrameReader(chunks(await collected(response.body)))
-        found = [await state_stream.read_state(reader, shard, store, ANY_STEPS, InlineExecutor()) for shard in told]
+        found = [await shard_states.read_state(reader, shard, store, ANY_STEPS, InlineExecutor()) for shard in told]
 
         assert [(shard, of, state.era_step) for shard, (of, state) in zip(told, found, strict=True)] == [
             (0, term(1, "a"), 0),

@@ -12,8 +12,8 @@ from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import TransportError
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.codecs import CodecName, as_bytes
+from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushResult, decode
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta
 from p2pnode.training.exchange.owner.replication import FORWARD_ROUNDS, DeltaReplicator, lacks_backup, not_owned
 from p2pnode.training.exchange.owner.validation import DeltaValidator
 from p2pnode.training.exchange.run_state import Phase

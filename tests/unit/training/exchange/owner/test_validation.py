@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import Push, PushResult
 from p2pnode.training.exchange.owner import validation
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta
 from p2pnode.training.exchange.owner.validation import (
     INSPECTION_INTERVAL_S,
     MAX_PENDING_PER_NODE,

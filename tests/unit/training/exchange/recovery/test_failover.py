@@ -12,10 +12,10 @@ from p2pnode.overlay.transport import NOT_SERVED, TransportError
 from p2pnode.training.exchange.messages import IndirectAnswer, LocateOwnersAnswer, decode, encode
 from p2pnode.training.exchange.ownership_messages import CopyStatus, ReplicasAnswer, ShardList, TransferResult
 from p2pnode.training.exchange.recovery.failover import REPLICA_GRACE_S, Failover
-from p2pnode.training.exchange.store import state_stream
+from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.exchange.store.shard_states import describe
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.store.state_stream import describe
 from p2pnode.training.exchange.terms import GENERATION, ZERO_TERM, Fence, OwnerInfo, Role, Term
 from p2pnode.training.shards.applied import Applied
 from tests.harness.builders.stores import IDS, backup_of, contact, owner_of, store_of, term, zeros
@@ -177,7 +177,7 @@ def test_a_better_replica_is_fetched_from_its_holder() -> None:
         failover, swarm, context = failover_of(store, copy("replica", term(3, "x"), 12))
         context.replica.set_version(0, term(3, "x"), 9)
         head = describe(0, term(3, "x"), state)
-        frames = [bytes(buffer) for buffer in state_stream.body([(head, state)])]
+        frames = [bytes(buffer) for buffer in shard_states.body([(head, state)])]
         swarm.answers["fetch"] = lambda *_: (ShardList([0]), frames)
         for _ in range(8):
             await failover.take_over([0])

@@ -13,9 +13,9 @@ import numpy as np
 from p2pnode.overlay.peers import Activity, Contact
 from p2pnode.overlay.transport import TransportError
 from p2pnode.training.encoding.codecs import as_bytes
+from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.directory import shard_key
 from p2pnode.training.exchange.messages import LocateOwnersAnswer, Push, decode
-from p2pnode.training.exchange.owner.delta_item import IncomingDelta
 from p2pnode.training.exchange.ownership_messages import HandOver, Learn, ReplicasAnswer, TransferResult
 from p2pnode.training.exchange.recovery.rebalancing import (
     RANKED_AT_ONCE,

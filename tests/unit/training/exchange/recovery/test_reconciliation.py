@@ -15,8 +15,8 @@ import pytest
 
 from p2pnode.overlay.peers import PeerChange
 from p2pnode.training.encoding.frames import FrameReader
+from p2pnode.training.exchange.delta import logged_frames
 from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer, decode, read_record
-from p2pnode.training.exchange.owner.delta_item import logged_frames
 from p2pnode.training.exchange.ownership_messages import (
     FindDeltas,
     FoundDeltas,

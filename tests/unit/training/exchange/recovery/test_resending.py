@@ -10,8 +10,8 @@ import numpy as np
 
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import TransportError
+from p2pnode.training.exchange.delta import Acknowledged, AcknowledgedKey, Outgoing, SentDeltas
 from p2pnode.training.exchange.messages import Push, decode
-from p2pnode.training.exchange.own_deltas import Acknowledged, AcknowledgedKey, Outgoing, SentDeltas
 from p2pnode.training.exchange.ownership_messages import (
     AskedDelta,
     FindLacking,

@@ -7,9 +7,9 @@ from typing import Any
 
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import TransportError
+from p2pnode.training.exchange.directory import RELAYS_ASKED, SEARCH_WITHIN_S, RouteFinder
 from p2pnode.training.exchange.messages import Indirect, IndirectAnswer, decode
 from p2pnode.training.exchange.peer_score import FIRST_LOOK_S, UNREACHED_S
-from p2pnode.training.exchange.recovery.route_finder import RELAYS_ASKED, SEARCH_WITHIN_S, RouteFinder
 from tests.harness.builders.stores import contact, owner_of, store_of, term
 from tests.harness.environment.virtual_loop import run
 from tests.harness.stubs.exchange_context import (

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from p2pnode.training.exchange.ownership_messages import CopyStatus
-from p2pnode.training.exchange.store.copies import copy_status, rank_copy, replica_copy, replica_state
 from p2pnode.training.exchange.store.records import StoredState
-from p2pnode.training.exchange.store.replica import Replica
+from p2pnode.training.exchange.store.replica import Replica, copy_status, rank_copy, replica_copy, replica_state
 from p2pnode.training.exchange.terms import ZERO_TERM, Role, Term
 from p2pnode.training.shards.outer_rule import Rule
 from tests.harness.builders.stores import BOUNDS, IDS, contact, delta, store_of, term, zeros

@@ -6,7 +6,7 @@ import asyncio
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Contact
-from p2pnode.training.exchange.rebalance_requests import RebalanceRequests
+from p2pnode.training.exchange.run_state import RebalanceRequests
 from p2pnode.training.exchange.store.ownership import Ownership
 from p2pnode.training.exchange.terms import GENERATION, MAX_GENERATIONS_AHEAD, TERM_LIMIT, ZERO_TERM, Fence, Term
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from p2pnode.training.exchange.ownership_messages import CopyStatus
-from p2pnode.training.exchange.store.copies import copy_status, has_known_owner, has_state
 from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.exchange.store.replica import copy_status, has_known_owner, has_state
 from p2pnode.training.exchange.terms import ROLE_RANK, ZERO_TERM, OwnerInfo, Term
 from p2pnode.training.shards.applied import DeltaId
 from tests.harness.builders.stores import IDS, SUM, backup_of, contact, delta, owner_of, store_of, term, value_of, zeros

@@ -7,7 +7,7 @@ import pytest
 
 from p2pnode.training import checkpoint
 from p2pnode.training.checkpoint import Checkpoint, CheckpointState
-from p2pnode.training.exchange.store.state_files import BadStates, batches, decode, encode
+from p2pnode.training.exchange.store.shard_states import BadStates, batches, decode, encode
 from p2pnode.training.exchange.terms import Term
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.outer_rule import Rule

@@ -16,9 +16,8 @@ from p2pnode.overlay.transport import Buffer
 from p2pnode.training.encoding.frames import BadFrame, FrameReader
 from p2pnode.training.exchange.messages import decode, encode, record_frames
 from p2pnode.training.exchange.ownership_messages import StateHead
-from p2pnode.training.exchange.store import state_stream
-from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.store.state_stream import (
+from p2pnode.training.exchange.store import shard_states
+from p2pnode.training.exchange.store.shard_states import (
     ANY_STEPS,
     DELTAS_PER_STEP,
     PlausibleSteps,
@@ -26,6 +25,7 @@ from p2pnode.training.exchange.store.state_stream import (
     implausible,
     restore,
 )
+from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.terms import MAX_BELIEVED, Term
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.outer_rule import Rule
@@ -57,13 +57,13 @@ def rich_state(store: ShardStore, shard: int, rule: Rule) -> ShardState:
 
 def transferred(states: dict[int, ShardState], into: ShardStore) -> dict[int, ShardState]:
     heads = [describe(shard, term(7, "a"), state) for shard, state in states.items()]
-    body = list(state_stream.body([(head, states[head.shard]) for head in heads]))
+    body = list(shard_states.body([(head, states[head.shard]) for head in heads]))
 
     async def receive() -> dict[int, ShardState]:
         reader = FrameReader(stream(body))
         found = {}
         for shard in states:
-            read_term, found[shard] = await state_stream.read_state(reader, shard, into, ANY_STEPS, InlineExecutor())
+            read_term, found[shard] = await shard_states.read_state(reader, shard, into, ANY_STEPS, InlineExecutor())
             assert read_term == term(7, "a")
         assert await reader.header() is None
         return found
@@ -103,10 +103,10 @@ def test_a_state_of_a_shard_that_does_not_exist_is_refused() -> None:
     store = store_of("a")
 
     with pytest.raises(BadFrame, match="shard 4 of 4"):
-        asyncio.run(state_stream.read_state(FrameReader(stream([])), 4, store, ANY_STEPS, InlineExecutor()))
+        asyncio.run(shard_states.read_state(FrameReader(stream([])), 4, store, ANY_STEPS, InlineExecutor()))
     other = stream(record_frames(0, describe(1, term(1, "a"), zeros(store))))
     with pytest.raises(BadFrame, match="shard 1 in the place of 0"):
-        asyncio.run(state_stream.read_state(FrameReader(other), 0, store, ANY_STEPS, InlineExecutor()))
+        asyncio.run(shard_states.read_state(FrameReader(other), 0, store, ANY_STEPS, InlineExecutor()))
 
 
 def test_a_state_with_parts_missing_is_a_bad_frame() -> None:
@@ -115,12 +115,12 @@ def test_a_state_with_parts_missing_is_a_bad_frame() -> None:
     store = store_of("a", rule)
     state = rich_state(store, 2, rule)
     head = describe(2, term(7, "a"), state)
-    buffers = list(state_stream.body([(head, state)]))
+    buffers = list(shard_states.body([(head, state)]))
 
     for kept in range(0, len(buffers), 2):
         with pytest.raises(BadFrame):
             asyncio.run(
-                state_stream.read_state(FrameReader(stream(buffers[:kept])), 2, store, ANY_STEPS, InlineExecutor())
+                shard_states.read_state(FrameReader(stream(buffers[:kept])), 2, store, ANY_STEPS, InlineExecutor())
             )
 
 
@@ -130,11 +130,11 @@ def test_arrays_in_another_order_are_a_bad_frame() -> None:
     store = store_of("a", rule)
     state = rich_state(store, 0, rule)
     head = describe(0, term(7, "a"), state)
-    buffers = list(state_stream.body([(head, state)]))
+    buffers = list(shard_states.body([(head, state)]))
     buffers[4:6], buffers[6:8] = buffers[6:8], buffers[4:6]
 
     with pytest.raises(BadFrame):
-        asyncio.run(state_stream.read_state(FrameReader(stream(buffers)), 0, store, ANY_STEPS, InlineExecutor()))
+        asyncio.run(shard_states.read_state(FrameReader(stream(buffers)), 0, store, ANY_STEPS, InlineExecutor()))
 
 
 @pytest.mark.parametrize(
@@ -196,10 +196,10 @@ def test_a_table_that_is_torn_is_refused() -> None:
     store = value_store()
     state = with_values(store, 0, 7)
     head = describe(0, term(7, "a"), state)
-    body = list(state_stream.body([(head, state)]))
+    body = list(shard_states.body([(head, state)]))
 
     async def receive(buffers: list[Buffer]) -> None:
-        await state_stream.read_state(FrameReader(stream(buffers)), 0, store, ANY_STEPS, InlineExecutor())
+        await shard_states.read_state(FrameReader(stream(buffers)), 0, store, ANY_STEPS, InlineExecutor())
 
     with pytest.raises(BadFrame):
         asyncio.run(receive(body[:-2]))
