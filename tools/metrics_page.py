@@ -47,4 +47,5 @@ def families(root: Path) -> Iterator[Described]:
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ("gauge", "counter"):
                 name, what = (str(ast.literal_eval(argument)) for argument in call.args[:2])
-                yield Described(name, call.func.id, what.replace("|", "\\|"))
+                if what:  # without: another field of the same family
+                    yield Described(name, call.func.id, what.replace("|", "\\|"))

@@ -131,7 +131,7 @@ class StatusReport:
 
     def metrics(self) -> list[Family]:
         """Counters and sizes, for `/metrics`."""
-        return list(families(self._node, self.status(), is_ready=self.ready()[0]))
+        return families(self._node, self.status(), is_ready=self.ready()[0])
 
     def _health(self) -> list[Finding]:
         """What needs attention, here and in other services."""

@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from p2pnode.lifecycle.state import State
 from p2pnode.overlay.line_rate import CapacitySource
 from p2pnode.status.events import Event
+from p2pnode.status.prometheus import counter, gauge
 
 SchemaNumber = Literal[1]
 Count = Annotated[int, Meta(ge=0)]
@@ -32,7 +33,7 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
     role: str
     client_only: bool
     eligible: bool
-    uptime_seconds: Seconds
+    uptime_seconds: Annotated[Seconds, gauge("p2pnode_uptime_seconds", "Seconds since the start.")]
 
 
 class SwarmStatus(Struct, frozen=True, kw_only=True):
@@ -45,13 +46,16 @@ class SwarmStatus(Struct, frozen=True, kw_only=True):
 class PopulationStatus(Struct, frozen=True, kw_only=True):
     """The number of nodes, as counted or estimated, with its 95 % interval. `workers`: those that train."""
 
-    estimate: float
-    low: float
-    high: float
+    estimate: Annotated[
+        float,
+        gauge("p2pnode_population", "Nodes of the swarm, estimated, with its interval.", bound={"estimate": None}),
+    ]
+    low: Annotated[float, gauge("p2pnode_population", "", bound={"low": None})]
+    high: Annotated[float, gauge("p2pnode_population", "", bound={"high": None})]
     exact: bool
     observations: Count
     zone_estimate: float | None
-    workers: float
+    workers: Annotated[float, gauge("p2pnode_workers", "Live nodes that train.")]
 
 
 class BarrierStatus(Struct, frozen=True, kw_only=True):
@@ -61,7 +65,7 @@ class BarrierStatus(Struct, frozen=True, kw_only=True):
     sample: Count
     staleness: Count | None
     quantile: float
-    queries: Count
+    queries: Annotated[Count, counter("p2pnode_barrier_queries_total", "Peers asked for their step.")]
 
 
 class WaitingStatus(Struct, frozen=True, kw_only=True):
@@ -101,18 +105,23 @@ class TrainingStatus(Struct, frozen=True, kw_only=True):
     """Progress and metrics. `trainer` is the state of the trainer's process. `training_share`: the share of the time of
     the last steps in which it trained; null before the first step. `best`: of the shared model so far."""
 
-    loss: float | None
-    metrics: Mapping[str, float | None]
+    loss: Annotated[float | None, gauge("p2pnode_loss", "Loss of the last step.")]
+    metrics: Annotated[
+        Mapping[str, float | None], gauge("p2pnode_metric", "Metrics as last evaluated or trained.", metric={"": None})
+    ]
     evaluated_step: Count | None
     evaluated_samples: Count
-    optimizer_steps: Count
-    samples: Count
-    step_seconds: Seconds
+    optimizer_steps: Annotated[Count, counter("p2pnode_optimizer_steps_total", "Optimiser steps since the start.")]
+    samples: Annotated[Count, counter("p2pnode_samples_total", "Samples trained on.")]
+    step_seconds: Annotated[Seconds, gauge("p2pnode_step_seconds", "Median time of this node's steps.")]
     trainer: str
-    trainer_failures: Count
+    trainer_failures: Annotated[Count, counter("p2pnode_trainer_failures_total", "Times the trainer failed.")]
     busy: BusyStatus | None = None
     finishing: FinishingStatus | None = None
-    training_share: Annotated[float, Meta(ge=0, le=1)] | None = None
+    training_share: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        gauge("p2pnode_training_share", "Share of the time of the last steps in which the trainer trained."),
+    ] = None
     best: BestStatus | None = None
 
 
@@ -155,23 +164,31 @@ class DispatchStatus(Struct, frozen=True, kw_only=True):
     has not answered; null: it does. `last_error` is empty where all is well."""
 
     source: str
-    serves: bool
+    serves: Annotated[bool, gauge("p2pnode_dispatch_serves", "1 when this node serves the queue.")]
     serves_seconds: Seconds | None
     master: NodeId | None
     store: str
     epoch: Count
-    pass_number: Count | None
+    pass_number: Annotated[Count | None, gauge("p2pnode_dispatch_pass", "The present pass over the records.")]
     passes: Count | None
     tasks: Count | None
-    todo: Count | None
-    leased: Count | None
-    done: Count | None
-    failed: Count | None
-    discarded: Count
+    todo: Annotated[Count | None, gauge("p2pnode_dispatch_tasks", "Tasks of the pass by state.", state={"todo": None})]
+    leased: Annotated[Count | None, gauge("p2pnode_dispatch_tasks", "", state={"leased": None})]
+    done: Annotated[Count | None, gauge("p2pnode_dispatch_tasks", "", state={"done": None})]
+    failed: Annotated[Count | None, gauge("p2pnode_dispatch_tasks", "", state={"failed": None})]
+    discarded: Annotated[Count, counter("p2pnode_dispatch_discarded_total", "Tasks that were given up.")]
     held: Count
-    records_trained: Count
+    records_trained: Annotated[
+        Count,
+        counter("p2pnode_dispatch_records_total", "Dispatched records that this node trained in completed steps."),
+    ]
     tasks_finished: Count
-    tasks_superseded: Count
+    tasks_superseded: Annotated[
+        Count,
+        counter(
+            "p2pnode_dispatch_superseded_total", "Tasks that this node no longer held when it reported or renewed them."
+        ),
+    ]
     ended: bool
     last_error: str
     unanswered_seconds: Seconds | None
@@ -187,32 +204,50 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
     enabled: bool | UnsetType = UNSET
     shards: Count = 0
     shards_by: str = ""
-    shards_owned: Count = 0
-    shards_backed: Count = 0
-    #: Of the shards owned here those that lack the backup which they should have.
-    shards_without_backup: Count = 0
-    bytes_sent: Count = 0
-    bytes_received: Count = 0
+    shards_owned: Annotated[Count, gauge("p2pnode_shards", "Shards held here.", role={"owner": None})] = 0
+    shards_backed: Annotated[Count, gauge("p2pnode_shards", "", role={"backup": None})] = 0
+    shards_without_backup: Annotated[
+        Count, gauge("p2pnode_shards_without_backup", "Shards owned here that lack their backup.")
+    ] = 0
+    bytes_sent: Annotated[
+        Count, counter("p2pnode_exchange_bytes_total", "Bytes of deltas, values and states.", direction={"out": None})
+    ] = 0
+    bytes_received: Annotated[Count, counter("p2pnode_exchange_bytes_total", "", direction={"in": None})] = 0
     merged_last_step: Count = 0
-    refused: Count = 0
-    refused_here: dict[str, Count] = {}
-    unusual_norms: Count = 0
-    clipped: Count = 0
-    outstanding_steps: list[Count] = []
-    state_bytes: Count = 0
+    refused: Annotated[
+        Count, counter("p2pnode_own_deltas_refused_total", "Shards of own deltas refused by owners.")
+    ] = 0
+    refused_here: Annotated[
+        dict[str, Count],
+        counter("p2pnode_deltas_refused_total", "Shards of others' deltas refused here.", reason={"": None}),
+    ] = {}
+    unusual_norms: Annotated[
+        Count, counter("p2pnode_unusual_norms_total", "Shards of deltas far longer than the median.")
+    ] = 0
+    clipped: Annotated[Count, counter("p2pnode_clipped_total", "Shards of deltas that were shortened.")] = 0
+    outstanding_steps: Annotated[list[Count], gauge("p2pnode_outstanding_steps", "Steps not acknowledged yet.")] = []
+    state_bytes: Annotated[Count, gauge("p2pnode_shard_state_bytes", "Memory of the shards held here.")] = 0
     repair_reach_seconds: Seconds = 0.0
     repair_log_bytes: Count = 0
     repaired: Count = 0
-    published_bytes: Count = 0
-    shards_followed: Count = 0
-    publications_entered: Count = 0
-    publication_mismatches: Count = 0
+    published_bytes: Annotated[Count, gauge("p2pnode_published_bytes", "Memory of published values and changes.")] = 0
+    shards_followed: Annotated[
+        Count, counter("p2pnode_published_pulls_total", "Shards pulled as published values.", way={"changes": None})
+    ] = 0
+    publications_entered: Annotated[Count, counter("p2pnode_published_pulls_total", "", way={"whole": None})] = 0
+    publication_mismatches: Annotated[
+        Count,
+        counter(
+            "p2pnode_publication_mismatches_total",
+            "Pulled shards that differed from the value that their owner published.",
+        ),
+    ] = 0
     deltas_sent_again: Count = 0
     lost_in_splits: Count = 0
     lost_in_restarts: Count = 0
     shards_resigned: Count = 0
     shards_to_mend: Count = 0
-    merged: Count = 0  # shards of deltas, as owner, since the start
+    merged: Annotated[Count, counter("p2pnode_deltas_merged_total", "Shards of deltas added here as owner.")] = 0
 
 
 class ValuesStatus(Struct, frozen=True, kw_only=True):
@@ -222,16 +257,25 @@ class ValuesStatus(Struct, frozen=True, kw_only=True):
     updates that wait here for their batch, of `waiting_bytes`. `unanswered`: this node's own updates whose owners have
     not answered yet."""
 
-    keys: Count
-    bytes: Count
+    keys: Annotated[Count, gauge("p2pnode_values_keys", "Keys of the shards owned here.")]
+    bytes: Annotated[Count, gauge("p2pnode_values_bytes", "Memory of the values owned here.")]
     limit_bytes: Count
-    updates: Count
-    refused: Count
-    reads: Count
-    batches: Count
-    waiting: Count
-    waiting_bytes: Count
-    unanswered: Count
+    updates: Annotated[
+        Count, counter("p2pnode_values_updates_total", "Updates of values owned here.", fate={"applied": None})
+    ]
+    refused: Annotated[Count, counter("p2pnode_values_updates_total", "", fate={"refused": None})]
+    reads: Annotated[Count, counter("p2pnode_values_reads_total", "Keys owned here that were read.")]
+    batches: Annotated[Count, counter("p2pnode_values_batches_total", "Batches of updates added here.")]
+    waiting: Annotated[
+        Count,
+        gauge(
+            "p2pnode_values_waiting_updates",
+            "Updates that wait: here for their batch, or this node's own for their owners.",
+            at={"owner": None},
+        ),
+    ]
+    waiting_bytes: Annotated[Count, gauge("p2pnode_values_waiting_bytes", "Bytes of updates that wait here.")]
+    unanswered: Annotated[Count, gauge("p2pnode_values_waiting_updates", "", at={"origin": None})]
 
 
 class ServerStatus(Struct, frozen=True, kw_only=True):
@@ -240,15 +284,22 @@ class ServerStatus(Struct, frozen=True, kw_only=True):
     with workers now; `waiting`: came back, and no worker is free. `refused`: updates that were too old. `lost`: updates
     of the run that died with their worker and their server."""
 
-    version: Count
-    workers: Count
-    given: Count
-    done: Count
-    held: Count
-    waiting: Count
-    again: Count
-    refused: Count
-    lost: Count = 0
+    version: Annotated[Count, gauge("p2pnode_server_version", "Updates in the values of the parameter server.")]
+    workers: Annotated[Count, gauge("p2pnode_server_workers", "Workers of the parameter server.")]
+    given: Annotated[Count, counter("p2pnode_server_tasks_given_total", "Tasks given for the first time.")]
+    done: Annotated[Count, counter("p2pnode_server_tasks_done_total", "Tasks whose update counts.")]
+    held: Annotated[
+        Count, gauge("p2pnode_server_open_tasks", "Tasks with workers, and those that came back.", state={"held": None})
+    ]
+    waiting: Annotated[Count, gauge("p2pnode_server_open_tasks", "", state={"waiting": None})]
+    again: Annotated[
+        Count,
+        counter(
+            "p2pnode_server_tasks_again_total", "Tasks given again, after an error, a death, or the end of their lease."
+        ),
+    ]
+    refused: Annotated[Count, counter("p2pnode_server_updates_refused_total", "Updates that were too old.")]
+    lost: Annotated[Count, gauge("p2pnode_server_updates_lost", "Updates that died with worker and server.")] = 0
 
 
 class LineStatus(Struct, frozen=True, kw_only=True):
@@ -260,15 +311,25 @@ class LineStatus(Struct, frozen=True, kw_only=True):
     push, forward and served pulls. `carried_bytes_per_step`: what the line carries while a step trains.
     """
 
-    upload_bytes_per_s: Count | None
+    upload_bytes_per_s: Annotated[
+        Count | None,
+        gauge("p2pnode_line_bytes_per_second", "Measured rates of this node's line.", direction={"out": None}),
+    ]
     upload_at_least_bytes_per_s: Count | None
-    download_bytes_per_s: Count | None
+    download_bytes_per_s: Annotated[Count | None, gauge("p2pnode_line_bytes_per_second", "", direction={"in": None})]
     capacity: Count
     capacity_source: CapacitySource = ""
     codec: str
     codec_reason: str
-    needed_bytes_per_step: Count | None
-    carried_bytes_per_step: Count | None
+    needed_bytes_per_step: Annotated[
+        Count | None,
+        gauge(
+            "p2pnode_line_step_bytes",
+            "Bytes that a step sends, and that the line carries while a step trains.",
+            what={"needed": None},
+        ),
+    ]
+    carried_bytes_per_step: Annotated[Count | None, gauge("p2pnode_line_step_bytes", "", what={"carried": None})]
 
 
 class MemoryStatus(Struct, frozen=True, kw_only=True):
@@ -303,9 +364,13 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
     device: str
     state: str
     pid: Count | None
-    failures: Count
-    optimizer_steps: Count
-    samples: Count
+    failures: Annotated[Count, counter("p2pnode_device_failures_total", "Times this trainer of the node failed.")]
+    optimizer_steps: Annotated[
+        Count, counter("p2pnode_device_optimizer_steps_total", "Optimiser steps of this trainer of the node.")
+    ]
+    samples: Annotated[
+        Count, counter("p2pnode_device_samples_total", "Samples that this trainer of the node trained on.")
+    ]
     loss: float | None
     step_seconds: Seconds
     leads: bool
@@ -364,7 +429,7 @@ class Status(Struct, frozen=True, kw_only=True):
     run: str
     swarm: SwarmStatus
     state: State
-    step: Count
+    step: Annotated[Count, gauge("p2pnode_step", "Step that this node has completed.")]
     population: PopulationStatus
     barrier: BarrierStatus
     waiting: WaitingStatus | None
