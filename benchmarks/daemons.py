@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import NotMeasured
-from p2pnode.client import find
+from p2pnode.client import NodeClient, find
 from p2pnode.config.settings import Config, LogSettings, StatusSettings
 from p2pnode.config.toml import node_toml
-from p2pnode.demo.nodes import DemoNode, end_all, wait_for_exit
 from p2pnode.errors import UserError
 from p2pnode.overlay.settings import NodeSettings, SwarmSettings
 from p2pnode.training.settings import BarrierSettings, DevicesSettings, ExchangeSettings, TrainingSettings
@@ -30,28 +30,70 @@ RUN = "benchmark"
 DEADLINE_S = 60.0
 #: Between two looks at a node while a moment is timed.
 LOOK_S = 0.01
+#: From SIGTERM to SIGKILL at the end of a benchmark.
+LEAVE_S = 20.0
+#: Lines of its log that are shown when a daemon fails.
+LAST_LINES = 12
 
 
-class Daemon(DemoNode):
-    """One daemon, with the number of its own process."""
+class Daemon:
+    """One daemon, with the number of its own process and the last answer of its API."""
 
     def __init__(self, name: str, command: list[str], log: Path, state_folder: Path) -> None:
-        super().__init__(name, command, log, state_folder)
+        self.name = name
         self.command = command
+        self.log = log
         self.state_folder = state_folder
+        self.status: dict[str, Any] | None = None
+        self._client: NodeClient | None = None
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    @property
+    def client(self) -> NodeClient | None:
+        """Its API; None until it has written the address."""
+        if self._client is None and (found := find(self.state_folder)):
+            self._client = NodeClient.of(found, timeout_s=2.0)
+        return self._client
 
     @property
     def pid(self) -> int:
         """As the daemon reports; raises `NotMeasured` where it reports nothing."""
-        found = find(self._state_folder)
+        found = find(self.state_folder)
         if found is None:
             raise NotMeasured(f"{self.name} has no status.json")
         return found.pid
 
+    @property
+    def listens_at(self) -> str:
+        """`host:port` of its overlay, empty until it is known."""
+        return str(((self.status or {}).get("node") or {}).get("address") or "")
+
+    def last_lines(self) -> str:
+        """The end of its output, indented."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+        return "\n".join(f"    {line}" for line in lines)
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for its end."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self.exit_code is not None
+
     def terminate(self) -> None:
         """SIGTERM to the daemon alone, as `kill` and a service manager do; returns when it has left in order."""
         os.kill(self.pid, signal.SIGTERM)
-        if not wait_for_exit([self], DEADLINE_S, lambda: False) or self.exit_code != 0:
+        if not self.ends_within(DEADLINE_S) or self.exit_code != 0:
             raise NotMeasured(f"{self.name} did not leave with exit code 0; its last lines:\n{self.last_lines()}")
 
 
@@ -100,7 +142,13 @@ class Daemons:
 
     def end(self, *nodes: Daemon) -> None:
         """End these, or all."""
-        end_all(nodes or self._nodes, lambda: False)
+        ended = nodes or self._nodes
+        for node in ended:
+            node.signal(signal.SIGTERM)
+        for node in ended:
+            if not node.ends_within(LEAVE_S):
+                node.signal(signal.SIGKILL)
+                node.ends_within(DEADLINE_S)
 
 
 @contextlib.contextmanager

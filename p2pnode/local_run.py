@@ -27,7 +27,7 @@ from p2pnode.config.state_folders import LOCAL, local_folders
 from p2pnode.config.toml import toml
 from p2pnode.directory_lock import is_locked, locked
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.log_file import BoundedLog
+from p2pnode.log_file import BoundedLog, open_log
 from p2pnode.overlay.addresses import Address, is_loopback, split_address, usable_host
 
 #: Settings that each node has of its own, so that another one does not take them over.
@@ -126,45 +126,34 @@ MAX_LINE_BYTES = 1 << 16
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class LocalStart(NamedTuple):
-    """What `p2pnode start --local` or `p2pnode run --local` was told. `arguments` are those for every node, and
-    `invitation` the line of one, which goes to their standard input. The first `servers` of the nodes are servers."""
-
-    loaded: Loaded
-    nodes: int
-    arguments: Sequence[str]
-    command: Sequence[str] | None
-    invitation: str = ""
-    reopens: bool = False
-    servers: int = 0
-
-
-class _Node:
-    """One node's process."""
+class LocalNode:
+    """One node's process. What it prints gets its number in front, or goes to its own log where somebody watches."""
 
     def __init__(
-        self, number: int, folder: Path, command: Sequence[str], given: str, bound: BoundedLog | None = None
+        self, number: int, folder: Path, command: Sequence[str], given: str, bound: BoundedLog | None, *, logs: bool
     ) -> None:
         self.number = number
         self.folder = folder
+        self.printers: list[threading.Thread] = []
+        output = subprocess.PIPE
+        if logs:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            output = open_log(folder)
         # A session of its own: a Ctrl-C at the terminal reaches only this process, which passes it on.
         self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
+            command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
         )
+        if logs:
+            os.close(output)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.write(given.encode())
             self.process.stdin.close()
-        self.printers = [
-            threading.Thread(target=_forward, args=(source, target, f"[{number}] ".encode(), bound), daemon=True)
-            for source, target in ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
-        ]
-        for printer in self.printers:
-            printer.start()
+        for source, target in ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr)):
+            if source is not None:
+                arguments = (source, target, f"[{number}] ".encode(), bound)
+                self.printers.append(threading.Thread(target=_forward, args=arguments, daemon=True))
+                self.printers[-1].start()
 
     @property
     def runs(self) -> bool:
@@ -182,6 +171,13 @@ class _Node:
         found = find(self.folder)
         return found is not None and found.pid == self.process.pid
 
+    def end(self) -> None:
+        """Kill it, if it still runs, and print what it has said."""
+        if self.runs:
+            self.process.kill()
+        for printer in self.printers:
+            printer.join(1.0)
+
 
 _printing = threading.Lock()
 
@@ -197,54 +193,137 @@ def _forward(source: IO[bytes], target: Any, prefix: bytes, bound: BoundedLog | 
                 target.buffer.flush()
 
 
-def run_local(start: LocalStart) -> int:
+#: How often the nodes have been asked to end, if it were for the watcher: 1 asks them to leave, 2 ends them at once, 3
+#: kills them. It is called ten times a second.
+Watch = Callable[[Sequence[LocalNode]], int]
+
+
+class LocalStart(NamedTuple):
+    """What `p2pnode start --local` or `p2pnode run --local` was told. `arguments` are those for every node, and
+    `invitation` the line of one, which goes to their standard input. The first `servers` of the nodes are servers.
+    `each` has the settings of one node by its number. With a `watch` nothing is printed here."""
+
+    loaded: Loaded
+    nodes: int
+    arguments: Sequence[str]
+    command: Sequence[str] | None = None
+    invitation: str = ""
+    reopens: bool = False
+    servers: int = 0
+    program: Sequence[str] = (sys.executable, "-m", "p2pnode")
+    each: Callable[[int], Mapping[str, Any]] = lambda _number: {}
+    watch: Watch | None = None
+
+
+def run_local(start: LocalStart, interrupts: Interrupts | None = None) -> int:
     """Start the nodes and wait until all have ended; the exit code of the first that failed. Raises `UserError`."""
-    interrupts = Interrupts()
-    nodes: list[_Node] = []
-    with interrupts.caught():
+    with (interrupts or Interrupts()).caught() as counted:
+        return _LocalRun(start, counted).run()
+
+
+class _LocalRun:
+    """The nodes of one command."""
+
+    def __init__(self, start: LocalStart, interrupts: Interrupts) -> None:
+        self._start = start
+        self._interrupts = interrupts
+        self._home = start.loaded.config.state_folder
+        self._nodes: list[LocalNode] = []
+        #: How often they have been asked to end.
+        self._asked = 0
+        self._told: set[int] = set()
+
+    def run(self) -> int:
         try:
-            with _one_start_at_a_time(start.loaded.config.state_folder / LOCAL, interrupts):
-                is_alone = _start_all(start, nodes, interrupts)
-            return _wait(nodes, interrupts, is_alone=is_alone)
+            with _one_start_at_a_time(self._home / LOCAL, self._interrupts):
+                is_alone = self._start_all()
+            return self._wait(is_alone=is_alone)
         finally:
-            for node in nodes:
+            for node in self._nodes:
+                node.end()
+
+    def _start_all(self) -> bool:
+        """Start the nodes, the founder first; the others get the addresses of those that run. Returns whether these
+        nodes know no other ones."""
+        start, home = self._start, self._home
+        known = [address for place in (home, *local_folders(home)) if (address := _address_of(place))]
+        running = [int(place.name) for place in local_folders(home) if is_locked(place)]
+        elsewhere = bool(start.loaded.config.swarm.bootstrap or start.invitation)
+        bound = BoundedLog.of(home / LOCAL)
+        for node in _planned(start, running):
+            folder = home / LOCAL / str(node.number)
+            command = [*start.program, *_arguments(start, node, folder, known)]
+            logs = start.watch is not None
+            self._nodes.append(LocalNode(node.number, folder, command, start.invitation, bound, logs=logs))
+            if not known and not elsewhere:
+                self._until_up()
+                known = [address] if (address := _address_of(folder)) else []
+            if self._interrupts.count or self._asked or not all(started.runs for started in self._nodes):
+                break
+        else:
+            self._until_up()
+        return not running and not elsewhere
+
+    def _until_up(self) -> None:
+        """Wait until every node's API listens or one has ended."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while all(node.runs for node in self._nodes) and not all(node.is_up for node in self._nodes):
+            if self._look() or time.monotonic() > deadline:
+                return
+
+    def _wait(self, *, is_alone: bool) -> int:
+        """Wait for all. When the only node of a start failed before the others, they were not started.
+
+        Where these nodes know no others (`is_alone`), one that has not joined when all that have are gone is ended.
+        """
+        looked_at = time.monotonic()
+        while any(node.runs for node in self._nodes):
+            has_ended = is_alone and not all(node.runs for node in self._nodes)
+            if has_ended and time.monotonic() - looked_at > LOOK_INTERVAL_S:
+                looked_at = time.monotonic()
+                _end_left_out(self._nodes)
+            self._look()
+        self._look()
+        return next((code for node in self._nodes if (code := node.exit_code)), ExitCode.OK)
+
+    def _look(self) -> int:
+        """Tell what has failed, pass signals on, and let a moment pass; how often the nodes have been asked to end."""
+        # At once: the others may wait for it as long as they are let.
+        self._tell_failed()
+        wanted = 0 if self._start.watch is None else self._start.watch(self._nodes)
+        wanted = max(wanted, self._interrupts.count)
+        if wanted > self._asked:
+            self._asked = wanted
+            for node in self._nodes:
                 if node.runs:
-                    node.process.kill()
-                for printer in node.printers:
-                    printer.join(1.0)
+                    node.process.send_signal(signal.SIGTERM if wanted < 3 else signal.SIGKILL)
+        time.sleep(POLL_INTERVAL_S)
+        return self._asked
+
+    def _tell_failed(self) -> None:
+        """Print the exit codes other than 0 of nodes that have ended, once."""
+        for node in self._nodes:
+            if node.number in self._told or node.runs or self._start.watch is not None:
+                continue
+            if code := node.exit_code:
+                self._told.add(node.number)
+                left = sum(other.runs for other in self._nodes)
+                go_on = f"; {left} of {len(self._nodes)} nodes go on" if left else ""
+                sys.stderr.write(f"[{node.number}] ended with exit code {code}{go_on}\n")
 
 
-def _start_all(start: LocalStart, nodes: list[_Node], interrupts: Interrupts) -> bool:
-    """Start the nodes, the founder first; the others get the addresses of those that run. Returns whether these nodes
-    know no other ones."""
-    config = start.loaded.config
-    home = config.state_folder
-    places = [home, *local_folders(home)]
-    known = [address for place in places if (address := _address_of(place))]
-    running = [int(place.name) for place in local_folders(home) if is_locked(place)]
+def _planned(start: LocalStart, running: Collection[int]) -> list[PlannedNode]:
+    """The nodes in the order of their start. Raises `UserError` if the ports do not suffice."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ports = {name: _chosen(start.loaded, name) for name in ("node.port", "status.port")}
+    port, status_port = _chosen(start.loaded, "node.port"), _chosen(start.loaded, "status.port")
     try:
-        planned = plan(start.nodes, running, cores, port=ports["node.port"], status_port=ports["status.port"])
+        planned = plan(start.nodes, running, cores, port=port, status_port=status_port)
     except ValueError as error:
         raise UserError(f"--local {start.nodes}: {error}", "choose other ports, or none", ExitCode.USAGE) from None
-    elsewhere = bool(config.swarm.bootstrap or start.invitation)
-    bound = BoundedLog.of(home / LOCAL)
+    home = start.loaded.config.state_folder
     # The founder of an earlier start first: the others wait for it.
     planned.sort(key=lambda node: not read_record(home / LOCAL / str(node.number)).founder)
-    for node in with_servers(planned, start.servers):
-        folder = home / LOCAL / str(node.number)
-        arguments = _arguments(start, node, folder, known)
-        command = [sys.executable, "-m", "p2pnode", *arguments]
-        nodes.append(_Node(node.number, folder, command, start.invitation, bound))
-        if not known and not elsewhere:
-            _until_up(nodes, interrupts)
-            known = [address] if (address := _address_of(folder)) else []
-        if interrupts.count or not all(started.runs for started in nodes):
-            break
-    else:
-        _until_up(nodes, interrupts)
-    return not running and not elsewhere
+    return with_servers(planned, start.servers)
 
 
 def _arguments(start: LocalStart, node: PlannedNode, folder: Path, known: Sequence[str]) -> list[str]:
@@ -269,6 +348,7 @@ def _arguments(start: LocalStart, node: PlannedNode, folder: Path, known: Sequen
         settings["node.role"] = node.role
     if "log.format" not in loaded.chosen and sys.stderr.isatty():
         settings["log.format"] = "console"
+    settings |= start.each(node.number)
     settings |= {
         "node.state_dir": str(folder.absolute()),
         "node.port": node.port,
@@ -343,52 +423,7 @@ def _address_of(folder: Path) -> str:
     return str(Address(host, port))
 
 
-def _until_up(nodes: Sequence[_Node], interrupts: Interrupts) -> None:
-    """Wait until every node's API listens or one has ended."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not interrupts.count and all(node.runs for node in nodes) and not all(node.is_up for node in nodes):
-        if time.monotonic() > deadline:
-            return
-        time.sleep(POLL_INTERVAL_S)
-
-
-def _wait(nodes: Sequence[_Node], interrupts: Interrupts, *, is_alone: bool = False) -> int:
-    """Wait for all; pass signals on. When the only node of a start failed before the others, they were not started.
-
-    Where these nodes know no others (`is_alone`), one that has not joined when all that have are gone is ended.
-    """
-    passed_on = 0
-    looked_at = time.monotonic()
-    failed: set[int] = set()
-    while any(node.runs for node in nodes):
-        # At once: the others may wait for it as long as they are let.
-        _tell_failed(nodes, failed)
-        if interrupts.count > passed_on:
-            passed_on = interrupts.count
-            for node in nodes:
-                if node.runs:
-                    node.process.send_signal(signal.SIGTERM if passed_on < 3 else signal.SIGKILL)
-        if is_alone and not all(node.runs for node in nodes) and time.monotonic() - looked_at > LOOK_INTERVAL_S:
-            looked_at = time.monotonic()
-            _end_left_out(nodes)
-        time.sleep(POLL_INTERVAL_S)
-    _tell_failed(nodes, failed)
-    return next((code for node in nodes if (code := node.exit_code)), ExitCode.OK)
-
-
-def _tell_failed(nodes: Sequence[_Node], told: set[int]) -> None:
-    """Print the exit codes other than 0 of the nodes that have ended and are not among `told`, which gets them."""
-    for node in nodes:
-        if node.number in told or node.runs:
-            continue
-        if code := node.exit_code:
-            told.add(node.number)
-            left = sum(other.runs for other in nodes)
-            go_on = f"; {left} of {len(nodes)} nodes go on" if left else ""
-            sys.stderr.write(f"[{node.number}] ended with exit code {code}{go_on}\n")
-
-
-def _end_left_out(nodes: Sequence[_Node]) -> None:
+def _end_left_out(nodes: Sequence[LocalNode]) -> None:
     """End the nodes that cannot join any more, because every node that could let them in has ended."""
     running = [node for node in nodes if node.runs]
     if not running or not all(_is_joining(node.folder) for node in running):
@@ -417,12 +452,12 @@ class Interrupts:
         self.count += 1
 
     @contextlib.contextmanager
-    def caught(self) -> Iterator[None]:
+    def caught(self) -> Iterator[Interrupts]:
         former: dict[signal.Signals, Callable[..., Any] | int | None] = {
             number: signal.signal(number, self._add) for number in _SIGNALS
         }
         try:
-            yield
+            yield self
         finally:
             for number, handler in former.items():
                 signal.signal(number, handler)

@@ -69,6 +69,6 @@ def demo(
         exchange=not no_exchange,
         keep=keep,
     )
-    for problem in check(node_config(plan, 0, Path("demo"), [])):
+    for problem in check(node_config(plan, Path("demo"))):
         raise UserError(str(SettingError("", *problem)), problem.do, ExitCode.CONFIGURATION)
     return run(plan, as_json=as_json)

@@ -45,8 +45,8 @@ class DemoPlan:
     seed: int = 0
     exchange: bool = True
     keep: Path | None = None
-    #: Command that starts a daemon; the path of its configuration file is appended. Tests replace it.
-    start_command: tuple[str, ...] = (sys.executable, "-m", "p2pnode", "start", "--config")
+    #: The program of the nodes. Tests replace it.
+    program: tuple[str, ...] = (sys.executable, "-m", "p2pnode")
     alone_command: tuple[str, ...] = (sys.executable, "-m", "p2pnode.training.trainer.standalone")
 
 
@@ -68,11 +68,11 @@ def options(plan: DemoPlan, part: int) -> dict[str, Any]:
     return PRESETS.get(plan.task, {}) | share
 
 
-def node_config(plan: DemoPlan, part: int, folder: Path, bootstrap: Sequence[str]) -> Config:
-    """The configuration of one node."""
+def node_config(plan: DemoPlan, folder: Path) -> Config:
+    """What all nodes are told; each has its `options`."""
     return Config(
-        node=NodeSettings(state_dir=str(folder / "state"), host="127.0.0.1", port=0),
-        swarm=SwarmSettings(run=f"demo-{plan.task}"[:64], bootstrap=list(bootstrap)),
+        node=NodeSettings(state_dir=str(folder), host="127.0.0.1", port=0),
+        swarm=SwarmSettings(run=f"demo-{plan.task}"[:64]),
         training=TrainingSettings(
             task=plan.task,
             data_dir=plan.data_dir,
@@ -83,7 +83,6 @@ def node_config(plan: DemoPlan, part: int, folder: Path, bootstrap: Sequence[str
             max_seconds=plan.time_limit_s + ORPHAN_S,
             linger_s=5.0,
             checkpoint_s=0.0,
-            options=options(plan, part),
         ),
         barrier=BarrierSettings(method=plan.barrier),
         exchange=ExchangeSettings(enabled=plan.exchange),

@@ -7,28 +7,40 @@ file is left behind.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from p2pnode.client import NodeClient, find
+from p2pnode.config.load import Loaded
+from p2pnode.config.settings import KEYS
 from p2pnode.config.toml import node_toml
-from p2pnode.demo.nodes import DemoNode, DemoProcess, end_all
 from p2pnode.demo.plan import EVALUATIONS, DemoPlan, DemoResult, goal_held, node_config, options, summary
 from p2pnode.demo.view import DemoMoment, View, demo_row
-from p2pnode.errors import ExitCode
-from p2pnode.local_run import Interrupts
+from p2pnode.errors import ExitCode, UserError
+from p2pnode.local_run import Interrupts, LocalNode, LocalStart, run_local
+from p2pnode.log_file import LOG_FILE
 from p2pnode.screen import ProgressBar, progress_bar
 from p2pnode.terminal.numbers import number, size, whole
 from p2pnode.training.settings import TrainingSettings
 
 POLL_INTERVAL_S = 0.25
+#: Timeout of one status request.
+REQUEST_TIMEOUT_S = 2.0
+#: The nodes have this long to leave, and then to end.
+LEAVE_S, TERM_S = 15.0, 5.0
+#: Lines shown when a process fails.
+LAST_LINES = 12
 #: Parts trained alone at a time: one per core of the smallest machine the demo runs on.
 MAX_CONCURRENT_BASELINES = 2
 
@@ -58,65 +70,107 @@ def run(plan: DemoPlan, *, as_json: bool = False) -> int:
     return ExitCode.OK if reached.success else ExitCode.DEMO_FAILED
 
 
-def _run_swarm(plan: DemoPlan, folder: Path, interrupts: Interrupts, view: View) -> DemoResult:
-    """Start the nodes, watch them until the goal, the time limit, a crash or a signal, and end them all."""
-    began = time.monotonic()
-    nodes: list[DemoNode] = []
-    history: list[float] = []
+class _Swarm:
+    """The nodes of the demo: reads what they say, draws it, and decides when they end (`p2pnode.local_run.Watch`)."""
 
-    def draw(seconds: float) -> None:
-        names = {str(((node.status or {}).get("node") or {}).get("id")): node.name for node in nodes}
-        last = [node.accuracies[-1] for node in nodes if node.accuracies]
-        lowest = min(last) if len(last) == plan.nodes else None
-        if lowest is not None and history[-1:] != [lowest]:
-            history.append(lowest)
-        view.draw(DemoMoment([demo_row(node.name, node.status, names) for node in nodes], lowest, history, seconds))
+    def __init__(self, plan: DemoPlan, interrupts: Interrupts, view: View) -> None:
+        self.statuses: dict[int, dict[str, Any]] = {}
+        self.accuracies: dict[int, list[float]] = {number: [] for number in range(1, plan.nodes + 1)}
+        #: Why it ends: empty on success, None while it goes on.
+        self.reason: str | None = None
+        self._plan = plan
+        self._interrupts = interrupts
+        self._view = view
+        self._seen: dict[int, int] = {}
+        self._history: list[float] = []
+        self._began = self._looked_at = time.monotonic()
+        self.seconds = 0.0
 
-    def outcome() -> str | None:
-        """Why to stop now: empty on success, None to continue."""
+    def watch(self, nodes: Sequence[LocalNode]) -> int:
+        """How often the nodes have been asked to end by now: they have `LEAVE_S` to leave, and `TERM_S` to end."""
+        now = time.monotonic()
+        if self.reason is None:
+            if now - self._looked_at < POLL_INTERVAL_S and all(node.runs for node in nodes):
+                return 0
+            self._looked_at = now
+            self.seconds = now - self._began
+            self.reason = self._outcome(nodes)
+            return self.reason is not None
+        passed_s = now - self._began - self.seconds
+        return 1 + (passed_s > LEAVE_S) + (passed_s > LEAVE_S + TERM_S)
+
+    def _outcome(self, nodes: Sequence[LocalNode]) -> str | None:
         for node in nodes:
-            if node.exit_code is not None:
-                return f"{node.name} ended early with exit code {node.exit_code}; its last lines:\n{node.last_lines()}"
-            node.refresh()
-        seconds = time.monotonic() - began
-        draw(seconds)
-        if len(nodes) == plan.nodes and goal_held([node.accuracies for node in nodes], plan.until):
+            if not node.runs:
+                lines = _last_lines(node.folder / LOG_FILE)
+                return f"node-{node.number} ended early with exit code {node.exit_code}; its last lines:\n{lines}"
+            self._ask(node)
+        self._draw(nodes)
+        if goal_held(list(self.accuracies.values()), self._plan.until):
             return ""
-        if interrupts.count:
+        if self._interrupts.count:
             return "it was interrupted"
-        return f"the goal was not reached within {plan.time_limit_s:g} s" if seconds > plan.time_limit_s else None
+        limit_s = self._plan.time_limit_s
+        return f"the goal was not reached within {limit_s:g} s" if self.seconds > limit_s else None
 
-    try:
-        nodes.append(_start_node(plan, 0, folder, []))
-        reason = _wait_for(lambda: "" if nodes[0].listens_at else outcome())
-        if not reason:
-            address = nodes[0].listens_at
-            nodes.extend(_start_node(plan, part, folder, [address]) for part in range(1, plan.nodes))
-            reason = _wait_for(outcome)
-        seconds = time.monotonic() - began
-    finally:
-        killed = end_all(nodes, lambda: interrupts.count > 1)
-    if killed:
-        view.print(f"had to be killed: {', '.join(killed)}")
-    statuses = tuple(node.status or {} for node in nodes)
-    last = tuple(node.accuracies[-1] if node.accuracies else None for node in nodes)
-    return DemoResult(not reason, reason, seconds, statuses, last)
+    def _ask(self, node: LocalNode) -> None:
+        """Take its status and new events; where it does not answer, the previous status is kept."""
+        found = find(node.folder)
+        if found is None:
+            return
+        client = NodeClient.of(found, timeout_s=REQUEST_TIMEOUT_S)
+        with contextlib.suppress(UserError):
+            self.statuses[node.number] = client.status()
+            page = client.events(self._seen.get(node.number, 0))
+            self.read_events(node.number, page)
+
+    def read_events(self, number: int, page: dict[str, Any]) -> None:
+        """Take evaluations from the events: the status may skip some between two requests."""
+        accuracies = self.accuracies[number]
+        if page["dropped"]:
+            accuracies.clear()  # a gap: evaluations before and after it are not "in a row"
+        for event in page["events"]:
+            if event["event"] == "evaluated" and "accuracy" in event["fields"]:
+                accuracies.append(float(event["fields"]["accuracy"]))
+        self._seen[number] = page["last"]
+
+    def _draw(self, nodes: Sequence[LocalNode]) -> None:
+        statuses = {node.number: self.statuses.get(node.number) for node in nodes}
+        names = {str(status["node"]["id"]): f"node-{number}" for number, status in self.statuses.items()}
+        last = [accuracies[-1] for accuracies in self.accuracies.values() if accuracies]
+        lowest = min(last) if len(last) == self._plan.nodes else None
+        if lowest is not None and self._history[-1:] != [lowest]:
+            self._history.append(lowest)
+        rows = [demo_row(f"node-{number}", status, names) for number, status in statuses.items()]
+        self._view.draw(DemoMoment(rows, lowest, self._history, self.seconds))
 
 
-def _start_node(plan: DemoPlan, part: int, folder: Path, bootstrap: Sequence[str]) -> DemoNode:
-    name = f"node-{part}"
-    place = folder / name
-    place.mkdir()
-    config = place / "node.toml"
-    settings = node_config(plan, part, place, bootstrap)
-    config.write_text(node_toml(settings), encoding="utf-8")
-    return DemoNode(name, [*plan.start_command, str(config)], place / "log.txt", settings.state_folder)
+def _run_swarm(plan: DemoPlan, folder: Path, interrupts: Interrupts, view: View) -> DemoResult:
+    """Run the nodes until the goal, the time limit, a crash or a signal."""
+    config = node_config(plan, folder)
+    file = folder / "node.toml"
+    file.write_text(node_toml(config), encoding="utf-8")
+    swarm = _Swarm(plan, interrupts, view)
+    start = LocalStart(
+        Loaded(config, chosen=frozenset(KEYS)),
+        plan.nodes,
+        ["--config", str(file)],
+        program=plan.program,
+        each=lambda number: {"training.options": options(plan, number - 1)},
+        watch=swarm.watch,
+    )
+    if run_local(start, interrupts) == 128 + signal.SIGKILL:
+        view.print("a node had to be killed")
+    numbers = range(1, plan.nodes + 1)
+    last = tuple(next(reversed(swarm.accuracies[number]), None) for number in numbers)
+    statuses = tuple(swarm.statuses.get(number, {}) for number in numbers)
+    return DemoResult(not swarm.reason, swarm.reason or "", swarm.seconds, statuses, last)
 
 
-def _wait_for(outcome: Callable[[], str | None]) -> str:
-    while (reason := outcome()) is None:
-        time.sleep(POLL_INTERVAL_S)
-    return reason
+def _last_lines(log: Path) -> str:
+    """The end of what a process has printed, indented."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+    return "\n".join(f"    {line}" for line in lines) or "    (it wrote nothing)"
 
 
 def _train_alone(
@@ -125,26 +179,32 @@ def _train_alone(
     """Accuracy of each part trained alone for the swarm's median number of steps; empty if one of them fails."""
     steps = int(statistics.median(status["step"] for status in reached.statuses))
     view.print(f"training each part alone, for {steps} steps")
-    waiting = list(range(plan.nodes))
-    processes: list[DemoProcess] = []
+    logs = [folder / f"alone-{part}.txt" for part in range(plan.nodes)]
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        while (waiting or any(process.exit_code is None for process in processes)) and not interrupts.count:
-            running = sum(process.exit_code is None for process in processes)
+        while not interrupts.count:
+            running = sum(process.poll() is None for process in processes)
             shown.show(len(processes) - running, plan.nodes, "parts")
-            if waiting and running < MAX_CONCURRENT_BASELINES:
-                part = waiting.pop(0)
-                command = [*plan.alone_command, *_alone_arguments(plan, part, steps)]
-                processes.append(DemoProcess(f"alone-{part}", command, folder / f"alone-{part}.txt"))
+            if len(processes) < plan.nodes and running < MAX_CONCURRENT_BASELINES:
+                command = [*plan.alone_command, *_alone_arguments(plan, len(processes), steps)]
+                with logs[len(processes)].open("wb") as output:
+                    # A session of its own: Ctrl-C reaches only the demo, which ends it.
+                    options: dict[str, Any] = {"stdout": output, "stderr": output, "start_new_session": True}
+                    processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, **options))
+            elif not running:
+                break
             else:
                 time.sleep(POLL_INTERVAL_S)
     finally:
-        end_all(processes, lambda: interrupts.count > 1)
+        for process in processes:
+            process.kill()
+            process.wait()
     accuracies = []
-    for process in processes:
-        accuracy = _alone_accuracy(process)
+    for log, process in zip(logs, processes, strict=False):
+        accuracy = _alone_accuracy(log) if process.returncode == 0 else None
         if accuracy is None:
             if not interrupts.count:
-                view.print(f"{process.name} failed with exit code {process.exit_code}:\n{process.last_lines()}")
+                view.print(f"{log.stem} failed with exit code {process.returncode}:\n{_last_lines(log)}")
             return []
         accuracies.append(accuracy)
     return accuracies
@@ -163,11 +223,9 @@ def _alone_arguments(plan: DemoPlan, part: int, steps: int) -> list[str]:
     return [*(part for pair in arguments.items() if pair[1] for part in pair), "--json"]
 
 
-def _alone_accuracy(process: DemoProcess) -> float | None:
-    """The accuracy in the last JSON object that the process printed."""
-    if process.exit_code != 0:
-        return None
-    for line in reversed(process.log.read_text(encoding="utf-8", errors="replace").splitlines()):
+def _alone_accuracy(log: Path) -> float | None:
+    """The accuracy in the last JSON object that a process has printed."""
+    for line in reversed(log.read_text(encoding="utf-8", errors="replace").splitlines()):
         try:
             answer = json.loads(line)
             return float((answer.get("metrics") or answer)["accuracy"])

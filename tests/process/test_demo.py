@@ -27,7 +27,7 @@ from tests.harness.runner.long_run import more
 from tests.process.harness.forked_python import with_torch
 
 ALONE = (sys.executable, "-c", "print('{\"accuracy\": 0.7}')")
-PLAN = DemoPlan(nodes=2, start_command=(sys.executable, "-m", "tests.process.harness.fake_node"), alone_command=ALONE)
+PLAN = DemoPlan(nodes=2, program=(sys.executable, "-m", "tests.process.harness.fake_node"), alone_command=ALONE)
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def test_a_daemon_that_crashes_early_is_named_with_its_last_lines(capsys: pytest
     assert run(dataclasses.replace(PLAN, task="fake:Die")) == 10
 
     printed = capsys.readouterr().out
-    assert "node-0 ended early with exit code 8" in printed
+    assert "node-1 ended early with exit code 8" in printed
     assert "the data is missing" in printed
 
 
@@ -110,17 +110,12 @@ def test_a_part_that_fails_alone_leaves_the_comparison_out(capsys: pytest.Captur
 def test_a_daemon_that_does_not_leave_is_killed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Requests and SIGTERM are ignored: the process is killed all the same."""
-    monkeypatch.setattr("p2pnode.demo.run.end_all", impatient)
+    """Signals are ignored: the process is killed all the same."""
+    monkeypatch.setattr(demo_run, "LEAVE_S", 0.3)
+    monkeypatch.setattr(demo_run, "TERM_S", 0.3)
     assert run(dataclasses.replace(PLAN, nodes=1, task="fake:Ignore")) == 0
 
-    assert "had to be killed: node-0" in capsys.readouterr().out
-
-
-def impatient(processes: Any, hurry: Any) -> list[str]:
-    from p2pnode.demo.nodes import end_all
-
-    return end_all(processes, hurry, leave_s=0.3, term_s=0.3)
+    assert "a node had to be killed" in capsys.readouterr().out
 
 
 def test_files_are_kept_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,8 +124,8 @@ def test_files_are_kept_on_request(tmp_path: Path, capsys: pytest.CaptureFixture
 
     (folder,) = (tmp_path / "kept").iterdir()
     assert str(folder) in capsys.readouterr().out
-    assert (folder / "node-0" / "log.txt").exists()
-    assert not (folder / "node-0" / "state" / "status.json").exists()
+    assert (folder / "local" / "1" / "node.log").exists()
+    assert not (folder / "local" / "1" / "status.json").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, *more(signal.SIGHUP)])
@@ -142,7 +137,7 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Pa
     )
     demo = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     deadline = time.monotonic() + 90
-    while len(list(tmp_path.glob("p2pnode-demo-*/node-*/state/status.json"))) < 2:
+    while len(list(tmp_path.glob("p2pnode-demo-*/local/*/status.json"))) < 2:
         assert time.monotonic() < deadline
         assert demo.poll() is None
         time.sleep(0.05)
@@ -188,7 +183,7 @@ def forked_plan(torch_server: str, **changes: Any) -> DemoPlan:
     alone = (sys.executable, "-m", "tests.process.harness.forked_command", torch_server)
     return DemoPlan(
         nodes=3,
-        start_command=(*harness, "start", "--config"),
+        program=harness,
         alone_command=(*alone, "-m", "p2pnode.training.trainer.standalone"),
         **changes,
     )

@@ -1,8 +1,8 @@
 """A substitute for the daemon: the real status server over a source that pretends to learn. Started as a process.
 
-`python tests/process/harness/fake_node.py CONFIG`: its accuracy rises by 0.1 with each evaluation, to 0.99 with the
-exchange and 0.6 without. `training.options.misbehave` makes it `die` at once, `ignore` every request to end, or `fork`
-a child.
+`python -m tests.process.harness.fake_node start --config FILE [--set KEY=VALUE]…`: its accuracy rises by 0.1 with each
+evaluation, to 0.99 with the exchange and 0.6 without. `training.options.misbehave` makes it `die` at once, `ignore`
+every request to end, or `fork` a child.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from p2pnode.client import STATUS_FILE, status_file
-from p2pnode.config.load import load
+from p2pnode.config.load import Override, load
 from p2pnode.config.settings import Config
 from p2pnode.keys import api_token
 from p2pnode.overlay.report import OverlayReport, ReachabilityReport, SamplingReport
@@ -173,8 +173,8 @@ class FakeSource:
         self.requests.append("resume")
 
 
-async def main(path: Path) -> None:
-    config = load(path).config
+async def main(path: Path, settings: list[str]) -> None:
+    config = load(path, overrides=[Override(*setting.split("=", 1), "--set") for setting in settings]).config
     misbehave = str(config.training.task.partition(":")[2])
     if misbehave == "Die":
         print("the data is missing")
@@ -200,4 +200,4 @@ async def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    asyncio.run(main(Path(sys.argv[3]), sys.argv[5::2]))

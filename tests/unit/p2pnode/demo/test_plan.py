@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
+import io
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,10 @@ import pytest
 from p2pnode.config.load import load
 from p2pnode.config.rules import check
 from p2pnode.config.toml import node_toml
-from p2pnode.demo.nodes import LAST_LINES, DemoNode, DemoProcess, wait_for_exit
 from p2pnode.demo.plan import DemoPlan, DemoResult, goal_held, node_config, options, summary
+from p2pnode.demo.run import _Swarm
+from p2pnode.demo.view import View
+from p2pnode.local_run import Interrupts
 
 PLAN = DemoPlan(nodes=2)
 
@@ -33,20 +35,20 @@ def test_the_goal_must_hold_three_times_in_a_row_at_every_node(accuracies: list[
     assert goal_held(accuracies, 0.95) is held
 
 
-def test_each_node_gets_a_part_of_its_own_and_a_configuration_that_loads(tmp_path: Path) -> None:
+def test_the_configuration_of_the_nodes_loads_and_each_has_a_part(tmp_path: Path) -> None:
     """The parts are disjoint and lack classes, ports are free ones, and no node begins before all are there."""
     plan = dataclasses.replace(PLAN, nodes=4, barrier="bsp", exchange=False, seed=7)
-    for part in range(4):
-        config = node_config(plan, part, tmp_path / str(part), ["127.0.0.1:5"])
-        path = tmp_path / f"{part}.toml"
-        path.write_text(node_toml(config))
+    config = node_config(plan, tmp_path)
+    path = tmp_path / "node.toml"
+    path.write_text(node_toml(config))
 
-        assert check(config) == []
-        assert load(path).config == config
-        assert config.training.options == {"part": part, "parts": 4, "lacking": 3}
-        assert (config.training.min_nodes, config.training.seed, config.training.threads) == (4, 7, 1)
-        assert (config.node.port, config.status.port) == (0, 0)
-        assert (config.barrier.method, config.exchange.enabled) == ("bsp", False)
+    assert check(config) == []
+    assert load(path).config == config
+    assert [options(plan, part)["part"] for part in range(4)] == [0, 1, 2, 3]
+    assert options(plan, 3) == {"part": 3, "parts": 4, "lacking": 3}
+    assert (config.training.min_nodes, config.training.seed, config.training.threads) == (4, 7, 1)
+    assert (config.node.port, config.status.port) == (0, 0)
+    assert (config.barrier.method, config.exchange.enabled) == ("bsp", False)
 
 
 def test_the_summary_has_the_figures() -> None:
@@ -79,30 +81,13 @@ def test_a_single_node_lacks_nothing() -> None:
     assert options(DemoPlan(nodes=1, task="mnist"), 0)["optimizer"] == "sgd"
 
 
-def never() -> bool:
-    return False
-
-
-def test_the_end_of_the_output_is_kept(tmp_path: Path) -> None:
-    """The last lines are shown, indented; both output streams are in them."""
-    code = f"import sys\nfor number in range({LAST_LINES + 5}): print(number)\nsys.stdout.flush(); sys.exit('broken')"
-    process = DemoProcess("one", [sys.executable, "-c", code], tmp_path / "log.txt")
-
-    assert wait_for_exit([process], 30, never)
-
-    lines = process.last_lines().splitlines()
-    assert process.exit_code == 1
-    assert (len(lines), lines[-1]) == (LAST_LINES, "    broken")
-
-
-def test_a_gap_in_the_events_starts_the_evaluations_again(tmp_path: Path) -> None:
+def test_a_gap_in_the_events_starts_the_evaluations_again() -> None:
     """Evaluations before dropped events do not count as "in a row" with those after them."""
-    node = DemoNode("node-0", [sys.executable, "-c", ""], tmp_path / "log.txt", tmp_path)
-    assert wait_for_exit([node], 30, never)
+    swarm = _Swarm(DemoPlan(nodes=1), Interrupts(), View("", io.StringIO()))
     first = {"event": "evaluated", "fields": {"accuracy": 0.5}}
 
-    node._read_events({"dropped": 0, "events": [first, {"event": "step", "fields": {}}], "last": 2})
-    assert node.accuracies == [0.5]
-    node._read_events({"dropped": 3, "events": [{"event": "evaluated", "fields": {"accuracy": 0.9}}], "last": 6})
+    swarm.read_events(1, {"dropped": 0, "events": [first, {"event": "step", "fields": {}}], "last": 2})
+    assert swarm.accuracies[1] == [0.5]
+    swarm.read_events(1, {"dropped": 3, "events": [{"event": "evaluated", "fields": {"accuracy": 0.9}}], "last": 6})
 
-    assert node.accuracies == [0.9]
+    assert swarm.accuracies[1] == [0.9]
