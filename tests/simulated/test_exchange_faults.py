@@ -12,8 +12,8 @@ import pytest
 from p2pnode.overlay.peers import Contact
 from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.fence_file import FENCES_FILE
 from p2pnode.training.exchange.messages import Push
-from p2pnode.training.exchange.store.ownership import FENCES_FILE
 from p2pnode.training.exchange.store.records import KnownOwner
 from p2pnode.training.exchange.terms import Term
 from p2pnode.training.settings import ExchangeSettings

@@ -13,9 +13,9 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import PeerChange
 from p2pnode.overlay.transport import TransportError
 from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.fence_file import FENCES_FILE
 from p2pnode.training.exchange.messages import LocateOwnersAnswer, Push, PushAnswer, PushResult, decode
 from p2pnode.training.exchange.run_state import Phase, RunState
-from p2pnode.training.exchange.store.ownership import FENCES_FILE
 from p2pnode.training.exchange.swarm_view import LASTING_S
 from p2pnode.training.exchange.terms import OwnerInfo
 from p2pnode.training.layout import Layout
