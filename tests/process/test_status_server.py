@@ -43,6 +43,7 @@ def test_peers_and_steps_are_lists() -> None:
         assert (await asked("GET", "/peers")).json[0]["lag"] == 1
         assert len((await asked("GET", "/steps")).json) == 5
         assert (await asked("GET", "/steps?limit=2")).json == [{"step": 4}, {"step": 5}]
+        assert len((await asked("GET", "/steps?limit=99999")).json) == 5
 
     served(scenario)
 
@@ -86,6 +87,9 @@ def test_requests_reach_the_node_only_with_the_header_and_the_token() -> None:
                 assert "status.token" in refused.json["hint"]
                 assert TOKEN not in refused.body.decode()
         assert asked.source.requests == []
+        counted = (await asked("GET", "/metrics")).body.decode()
+        assert 'p2pnode_http_refused_total{status="401"} 9' in counted
+        assert 'p2pnode_http_refused_total{status="403"} 3' in counted
         for path in ("/pause", "/resume", "/leave", "/leave"):
             assert (await asked("POST", path, POST)).status == 202
         assert asked.source.requests == ["pause", "resume", "leave", "leave"]
@@ -136,7 +140,9 @@ def test_a_foreign_page_cannot_steer_the_node() -> None:
         ("DELETE", "/status", 405, "does not take DELETE"),
         ("GET", "/steps?limit=0", 400, "limit"),
         ("GET", "/steps?limit=-1", 400, "limit"),
-        ("GET", "/steps?limit=many", 400, "limit"),
+        ("GET", "/steps?limit=many", 400, "limit = 'many' is not a whole number from 1 up"),
+        ("GET", "/steps?limit=%D9%A1", 400, "limit"),
+        ("GET", "/steps?limit=%201", 400, "limit"),
         ("GET", "/steps?limit=" + "9" * 5000, 400, "limit"),
         ("GET", "/events?since=x", 400, "since"),
         ("GET", "/events?limit=1.5", 400, "limit"),
@@ -218,8 +224,8 @@ def test_the_history_has_a_row_at_once() -> None:
     served(scenario)
 
 
-def test_a_port_in_use_is_one_sentence_and_a_hint() -> None:
-    """The second server on a port gets that message, exit code 6 and how to choose another."""
+def test_an_address_that_cannot_be_had_is_one_sentence_and_a_hint() -> None:
+    """A port in use has exit code 6 and how to choose another; so has an address of another machine."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -232,6 +238,10 @@ def test_a_port_in_use_is_one_sentence_and_a_hint() -> None:
     assert caught.value.exit_code == ExitCode.CANNOT_BIND
     assert f"127.0.0.1:{port}: the port is in use" in caught.value.message
     assert "--status-port" in caught.value.hint
+    elsewhere = StatusServer(None, StatusSettings(host="192.0.2.1", port=1), TOKEN, SystemClock())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:1") as caught:
+        asyncio.run(elsewhere.start())
+    assert "check status.host" in caught.value.hint
 
 
 def test_the_client_reads_what_the_server_says(tmp_path: Path) -> None:

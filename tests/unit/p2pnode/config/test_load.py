@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
+from msgspec import Meta
 
 from p2pnode.config.load import Override, load
 from p2pnode.config.settings import KEYS, SECTIONS, Config, keys_of
+from p2pnode.config.values import allowed
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.overlay.settings import NodeSettings
 
@@ -129,6 +132,7 @@ def test_variables_of_others_are_left_alone() -> None:
         ('[barrier]\nmethod = "psp"\n', "one of asp, bsp, ssp, pbsp, pssp, custom (did you mean pssp?)", ""),
         ("[swarm]\nbootstrap = [1]\n", "swarm.bootstrap = [1] is not allowed; it must be a list of texts", ""),
         ('[swarm]\nrun = ""\n', "a text of 1 to 64 characters", ""),
+        ('[swarm]\nrun = "' + "x" * 500 + '"\n', "xxx… is not allowed", ""),
         ("[training]\noptions = 1\n", "training.options = 1 is not allowed; it must be a table", ""),
         ("[node\n", "is not valid TOML", "texts need quotes"),
     ],
@@ -198,3 +202,23 @@ def test_the_home_directory_is_resolved_in_the_state_directory(monkeypatch: pyte
 
     assert Config(node=NodeSettings(state_dir="~/state")).state_folder == Path("/home/someone/state")
     assert Config(node=NodeSettings(state_dir="state")).state_folder == Path("state")
+
+
+Word = Literal["off", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (Word, "one of off, auto"),
+        (Annotated[float, Meta(gt=0)], "a number, greater than 0"),
+        (Annotated[list[str], Meta(max_length=3)], "a list of texts (at most 3)"),
+        (Annotated[str, Meta(min_length=1, max_length=64)], "a text of 1 to 64 characters"),
+        (list[Word], "a list of auto, off"),
+        (dict[str, int], "a table"),
+        (bool, "true or false"),
+    ],
+)
+def test_a_type_is_described_in_words(annotation: Any, words: str) -> None:
+    """Each kind of setting has a description for messages and docs/config.md."""
+    assert allowed(annotation) == words

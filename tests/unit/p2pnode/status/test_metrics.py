@@ -1,7 +1,9 @@
-"""The metric families: which number of the status, and which counter, becomes which metric."""
+"""The metric families: which number of the status, and which counter, becomes which metric; and what Prometheus' own
+parser makes of the page."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -10,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from p2pnode.overlay.report import OverlayReport, ReachabilityReport, SamplingReport
 from p2pnode.status.metrics import families, overlay_families
-from p2pnode.status.prometheus import render
+from p2pnode.status.prometheus import counter, gauge, render
 from p2pnode.status.schema import DeviceStatus, DispatchStatus, Finding, LoopStatus, ServerStatus, ValuesStatus
 from tests.harness.project.exposition import complaints, known_families
 from tests.harness.swarms.status_swarm import report, simulate
@@ -121,3 +123,50 @@ def test_status_and_metrics_agree() -> None:
         assert not [name for name in names if name.startswith(("p2pnode_dispatch", "p2pnode_values", "p2pnode_dev"))]
 
     simulate(scenario)
+
+
+def parsed(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    return {
+        sample.name: [(s.labels, s.value) for s in family.samples if s.name == sample.name]
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_the_parser_reads_what_was_written() -> None:
+    """Names, labels, values and kinds survive, whatever a label holds."""
+    nasty = 'a "quote", a \\ backslash\nand a new line'
+    page = render(
+        [
+            gauge("p2pnode_step", "Completed\nsteps \\ all.", 12),
+            counter("p2pnode_dropped_total", "Dropped.", reason={nasty: 3, "b": 1.5}),
+        ]
+    )
+
+    assert parsed(page) == {
+        "p2pnode_step": [({}, 12.0)],
+        "p2pnode_dropped_total": [({"reason": nasty}, 3.0), ({"reason": "b"}, 1.5)],
+    }
+    assert "# TYPE p2pnode_dropped_total counter" in page
+
+
+def test_numbers_that_are_none_and_values_that_are_missing() -> None:
+    """Infinite and undefined numbers have their names; None, and a family without values, are left out."""
+    page = render(
+        [
+            gauge("a", "A.", math.inf),
+            gauge("b", "B.", -math.inf),
+            gauge("c", "C.", math.nan),
+            gauge("d", "D.", None),
+            gauge("e", "E.", []),
+            gauge("f", "F.", True),
+        ]
+    )
+    found = parsed(page)
+
+    assert found["a"] == [({}, math.inf)]
+    assert found["b"] == [({}, -math.inf)]
+    assert math.isnan(found["c"][0][1])
+    assert found["f"] == [({}, 1.0)]
+    assert "d" not in found
+    assert "# HELP e" not in page
