@@ -91,10 +91,10 @@ def test_an_evaluation_of_a_nodes_own_weights_is_warned_of_once(tmp_path: Path) 
         swarm.step()
         with swarm.shared_weights():
             swarm.evaluate(loss=1)
-        quiet = len(swarm._warn._pending)
+        quiet = len(swarm._turns.warn._pending)
         swarm.evaluate(loss=1)
         swarm.evaluate(loss=1)
-        loud = len(swarm._warn._pending)
+        loud = len(swarm._turns.warn._pending)
         for wrong in ({}, {"loss": "low"}, {"loss": torch.zeros(2)}):
             with pytest.raises(ValueError, match=r"swarm\.evaluate\("):
                 swarm.evaluate(**wrong)

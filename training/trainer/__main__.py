@@ -11,7 +11,14 @@ import os
 import signal
 import sys
 
-from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, end_with_daemon, report_failure
+from p2pnode.training.trainer.connection import (
+    DaemonConnection,
+    DaemonGone,
+    StopAsked,
+    SwarmLost,
+    end_with_daemon,
+    report_failure,
+)
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
@@ -43,9 +50,9 @@ def _serve(connection: DaemonConnection, start: messages.Start) -> int:
     try:
         import torch
 
-        from p2pnode.training.trainer.attached_swarm import ModelChanged, SwarmLost
         from p2pnode.training.trainer.lazy_dynamo import import_later
         from p2pnode.training.trainer.loading import build_task, resolve_device
+        from p2pnode.training.trainer.model.contract import ModelChanged
         from p2pnode.training.trainer.task_loop import TaskLoop
     except ImportError as error:
         raise TrainerFailed(

@@ -28,19 +28,29 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from p2pnode.training.errors import TrainingError
-from p2pnode.training.trainer.attached_swarm import AttachedSwarm, ModelChanged, SwarmLost
-from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, end_with_daemon, report_failure
+from p2pnode.training.trainer.attached_swarm import AttachedSwarm
+from p2pnode.training.trainer.connection import (
+    DaemonConnection,
+    DaemonGone,
+    StopAsked,
+    SwarmLost,
+    end_with_daemon,
+    report_failure,
+)
+from p2pnode.training.trainer.joining import join
+from p2pnode.training.trainer.model.contract import ModelChanged
 from p2pnode.training.trainer.model.vector import bare_model
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.script_arguments import ScriptArguments, require_model
 from p2pnode.training.trainer.script_warnings import ScriptWarnings
+from p2pnode.training.trainer.turns import Turns
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
 __all__ = ["AttachedSwarm", "ModelChanged", "NotAttached", "SwarmLost", "attach"]
 
 #: What this process has attached, by the path of its node's socket: at most one entry, for it has one node.
-_attached: dict[str, tuple[nn.Module, AttachedSwarm]] = {}
+_attached: dict[str, tuple[nn.Module, Turns, AttachedSwarm]] = {}
 
 
 class NotAttached(TrainingError, RuntimeError):
@@ -80,23 +90,25 @@ def attach(
     try:
         ranks = Ranks.find()
         if path in _attached:
-            known, swarm = _attached[path]
-            connection = swarm._connection  # noqa: SLF001
+            known, turns, swarm = _attached[path]
+            connection = turns.connection
             _require_same(known, model)
-            swarm._take(ScriptArguments.of(optimizer, scheduler, scaler, swarm._warn, state, on_load))  # noqa: SLF001
+            turns.take(ScriptArguments.of(optimizer, scheduler, scaler, turns.warn, state, on_load))
             return swarm
         connection = _connect(path) if ranks.is_first else None
         require_model(model)
         given = ScriptArguments.of(optimizer, scheduler, scaler, warnings, state, on_load)
-        swarm = AttachedSwarm(model, given, ranks, connection, warnings, include_frozen=include_frozen)
-        swarm._open()  # noqa: SLF001 - the only place that constructs one
+        turns = Turns(model, given, ranks, connection, warnings, include_frozen=include_frozen)
+        join(turns)
+        turns.next_turn()
     except TrainerFailed as failure:
         if connection is not None:
             report_failure(connection, failure)
         raise NotAttached(f"{failure.reason}: {failure.hint}" if failure.hint else failure.reason) from failure
     except (DaemonGone, StopAsked) as gone:
         raise NotAttached(str(gone) or "the p2pnode daemon has ended while the script was starting") from gone
-    _attached[path] = bare_model(model), swarm
+    swarm = AttachedSwarm(turns)
+    _attached[path] = bare_model(model), turns, swarm
     return swarm
 
 

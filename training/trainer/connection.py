@@ -43,6 +43,10 @@ class DaemonGone(TrainingError):
     """The daemon has closed the socket or ended; or the link to it is broken, and the text says how."""
 
 
+class SwarmLost(TrainingError, RuntimeError):
+    """The daemon has ended; the model holds what this node trained last."""
+
+
 class StopAsked(TrainingError):
     """The daemon has sent `RunEnded` or `Stop`."""
 

@@ -7,18 +7,21 @@ in LSGD's local step: first to the leader of the swarm, then to that of the node
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import math
+import os
 from collections import deque
 from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from p2pnode.training.trainer.connection import DaemonConnection
-from p2pnode.training.trainer.device_merge import DeviceMerge
 from p2pnode.training.trainer.model.vector import ModelVector
-from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder, TrainerFailed, Vector
-from p2pnode.training.trainer_link.messages import Start
+from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder, Vector
 from p2pnode.training.trainer_link.step_messages import StepAnswer
 
 
@@ -75,6 +78,44 @@ class LeaderPulls:
                 tensor.lerp_(part, share) if tensor.dtype == part.dtype else tensor.lerp_(part.to(tensor.dtype), share)
 
 
+class DeviceMerge:
+    """Sums the weighted deltas of a group of trainers by `torch.distributed`: NCCL between GPUs, gloo elsewhere.
+
+    A trainer reports, and keeps its delta on its device. The daemon then tells those that have reported to merge: one
+    writes the mean into shared memory, and all go on from it without loading it. So a trainer that died or hung before
+    the merge is in no group. One that ends inside of it ends the merge of the others. They still have their deltas: a
+    merge of a single member writes its own delta, as without a group.
+    """
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        self._number = -1
+
+    @torch.no_grad()
+    def mean(self, order: MergeOrder, kept: Tensor) -> Tensor | None:
+        """The mean of what the members have kept; None: the group has failed."""
+        try:
+            if order.group != self._number:
+                self._close()
+                self._group, self._number = _opened(order), order.group
+            mean = kept * order.weight
+            options = _distributed().AllreduceOptions()
+            options.reduceOp = _distributed().ReduceOp.SUM
+            self._group.allreduce([mean], options).wait(timedelta(seconds=order.timeout_s))
+            if mean.is_cuda:
+                torch.cuda.synchronize(mean.device)
+        except (RuntimeError, OSError, ValueError):  # what torch.distributed raises for members that are gone
+            self._close()
+            return None
+        return mean
+
+    def _close(self) -> None:
+        group, self._group, self._number = self._group, None, -1
+        if group is not None:
+            with contextlib.suppress(RuntimeError, AttributeError):
+                group.abort()
+
+
 class DeviceTurns:
     """Belongs to one script; does nothing on a rank without a connection and for a single trainer."""
 
@@ -83,7 +124,9 @@ class DeviceTurns:
         self._connection = connection
         self._leaders = LeaderPulls(model_vector, ())
         self._losses = RecentLosses()
-        self._merge = DeviceMerge(model_vector)
+        self._merge = DeviceMerge()
+        #: What the group has come to: the mean of the last merge.
+        self._mean: Tensor | None = None
         self._order: StepOrder | None = None
 
     def follow(self, leaders: tuple[Vector, ...]) -> None:
@@ -109,17 +152,41 @@ class DeviceTurns:
         """The step whose shared values the turn began with; 0 for a trainer that is alone on its node."""
         return self._order.known_step if self._order is not None else 0
 
+    @torch.no_grad()
     def load(self, vector: Vector, delta: Vector) -> None:
-        """Load what a turn begins with, or what the run has ended with."""
-        self._merge.load(self._order, vector, delta)
+        """Load what a turn begins with, or what the run has ended with: where the group's last merge ended, or the
+        vector, or what the order says of `delta`."""
+        order = self._order
+        if order is not None and order.at_delta:
+            self._model_vector.load_at_delta(vector, delta)
+        elif order is not None and order.continues and self._mean is not None:
+            self._model_vector.go_on(self._mean)
+        else:
+            self._model_vector.load(vector)
+        self._mean = None
 
     def report(self, delta: Vector) -> bool:
-        """Write the delta of the turn, or keep it for a merge; see `DeviceMerge.report`."""
-        return self._merge.report(self._order, delta)
+        """Write the delta of the turn, or keep it for a merge; whether it is finite, as far as that was looked at."""
+        if self._order is None or not self._order.keeps_delta:
+            self._model_vector.cut(delta)
+            return True
+        return self._model_vector.keep_delta()
 
+    @torch.no_grad()
     def merge(self, order: MergeOrder, delta: Vector) -> bool:
-        """See `DeviceMerge.merge`."""
-        return self._merge.merge(order, delta)
+        """Merge the deltas of the members. False: the group has failed, and every delta is as it was."""
+        kept = self._model_vector.kept
+        if len(order.members) == 1:
+            torch.from_numpy(delta).copy_(kept)
+            return True
+        # The delta is kept, in case that another member has not come so far.
+        mean = self._merge.mean(order, kept)
+        if mean is None:
+            return False
+        self._mean = mean
+        if order.writes:
+            torch.from_numpy(delta).copy_(mean)
+        return True
 
     def begin(self) -> None:
         """The weights of the turn are loaded."""
@@ -146,11 +213,25 @@ class DeviceTurns:
         return self._connection.next_step()
 
 
-def refuse_ranks(start: Start, ranks: int) -> None:
-    """Raises `TrainerFailed` for a script with ranks of its own on a node with several trainers."""
-    if start.device_count > 1 and ranks > 1:
-        raise TrainerFailed(
-            "training.devices starts a process for each device, and this script has ranks of its own (torchrun)",
-            "use one of the two: leave training.devices out, or start the script without torchrun",
-            fatal=True,
-        )
+def _distributed() -> Any:
+    """`torch.distributed`, whose classes for a single group it does not export by type."""
+    return importlib.import_module("torch.distributed")
+
+
+def _opened(order: MergeOrder) -> Any:
+    """A group of its own, beside the one that a script may have. Raises `RuntimeError`, also in time."""
+    dist = _distributed()
+    wait = timedelta(seconds=order.timeout_s)
+    store = dist.FileStore(order.place, len(order.members))
+    store.set_timeout(wait)
+    rank, size = order.members.index(order.index), len(order.members)
+    if order.backend == "nccl":
+        # A member that is gone raises in `wait`, and does not end this process.
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = wait  # noqa: SLF001 - as `torch.distributed.new_group` sets it
+        return dist.ProcessGroupNCCL(store, rank, size, nccl)
+    gloo = dist.ProcessGroupGloo._Options()  # noqa: SLF001
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # noqa: SLF001
+    gloo._timeout = wait  # noqa: SLF001
+    return dist.ProcessGroupGloo(store, rank, size, gloo)

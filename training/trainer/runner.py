@@ -116,33 +116,32 @@ class TaskRunner:
     ) -> None:
         self._calls = _Calls(progress, warn)
         self._loop = TaskLoop(name, task, spec, self._calls, records_options)
-        self._swarm = self._loop.swarm
+        self._turns = self._loop.turns
         self.task = task
-        self.model_vector = self._swarm._model_vector  # noqa: SLF001 - this class takes the place of `attach`
-        self.loads = self._swarm._loads  # noqa: SLF001
+        self.model_vector = self._turns.model_vector
+        self.loads = self._turns.loads
         self.given = self._loop.given
 
     @property
     def samples_seen(self) -> int:
-        return self._swarm.samples_seen
+        return self._turns.samples_seen
 
     def use(self, vector: Vector, delta: Vector) -> None:
         """The buffers that a daemon would share, both `float32[total]`."""
-        self._swarm._use(vector, delta)  # noqa: SLF001
+        self._turns.use(vector, delta)
 
     def follow(self, leaders: tuple[Vector, ...]) -> None:
         """The values to which turns may pull the model (`training.trainer.device_turns`)."""
-        self._swarm._devices.follow(leaders)  # noqa: SLF001
+        self._turns.devices.follow(leaders)
 
     def begin_anew(self) -> None:
         """The next turn, or evaluation, loads the vector: what was trained since the last delta is gone."""
-        entry = self._swarm._entry  # noqa: SLF001
-        self._swarm._has_loaded = entry.is_exchanging = entry.has_rest = False  # noqa: SLF001
+        self._turns.begin_anew()
 
     def apply(self, news: News, link: TurnLink = ALONE) -> None:
         """Apply what a daemon would say of the last delta."""
         self._calls.link = link
-        self._swarm._apply(news)  # noqa: SLF001
+        self._turns.apply(news)
 
     def train(
         self, order: StepOrder, interrupted: Callable[[], bool] = never, link: TurnLink = ALONE
@@ -152,7 +151,7 @@ class TaskRunner:
         calls.order, calls.report = messages.Train(1, order), None
         calls.is_interrupted, calls.link = interrupted, link
         try:
-            self._swarm._next_turn()  # noqa: SLF001
+            self._turns.next_turn()
             while True:
                 self._loop.step()
         except _TurnEnded:
@@ -161,16 +160,16 @@ class TaskRunner:
     def evaluate(self, step: int, interrupted: Callable[[], bool] = never) -> Evaluation | None:
         """Metrics of the shared values that this trainer knows; None when interrupted."""
         self._calls.is_interrupted = interrupted
-        return self._swarm._evaluation(step)  # noqa: SLF001
+        return self._turns.evaluation(step)
 
     def state(self) -> dict[str, Any]:
         """What is to be saved, inside `WeightLoads.saving`."""
-        return self._swarm._script_state.content(self.samples_seen, self._swarm.local_steps)  # noqa: SLF001
+        return self._turns.script_state.content(self.samples_seen, self._turns.local_steps)
 
     def restore(self, path: Path) -> None:
         """Restore what was saved. Raises `TrainerFailed`."""
-        self._swarm._restore(snapshot.load(path), path, self._swarm.local_steps)  # noqa: SLF001
+        self._turns.restore(snapshot.load(path), path)
 
     def describe(self, folder: str, *, wait: bool) -> ModelDescription:
         """See `Trainer.describe`. Raises `CannotWrite`."""
-        return self._swarm._describer.describe(folder, wait=wait)  # noqa: SLF001
+        return self._turns.describer.describe(folder, wait=wait)

@@ -18,6 +18,7 @@ from p2pnode.training.trainer.model.weight_loads import OnLoad
 from p2pnode.training.trainer.optimizers.schedule import Schedule, Warn
 from p2pnode.training.trainer.script_warnings import ScriptWarnings
 from p2pnode.training.trainer.state.rank_states import optimizer_state
+from p2pnode.training.trainer.state.state_writer import tensor_bytes
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
 #: What code of ours reads or calls of an optimiser. DeepSpeed's and Megatron's are no `torch.optim.Optimizer`.
@@ -75,6 +76,11 @@ class ScriptArguments(NamedTuple):
         schedules = tuple(_schedule(bare, one, warn) for one in schedulers)
         return cls(bare, schedules, scaler, {} if own is None else own, on_load)
 
+    def host_bytes(self) -> int:
+        """Bytes of the host that training and a checkpoint will take beside the model itself: gradients, the state of
+        the optimisers, and the copy of it for a checkpoint, which is on the host wherever the state is."""
+        return sum(map(_host_bytes, self.optimizers))
+
     def seek(self, position: int) -> None:
         """Move all schedules to `position` optimiser steps of the swarm."""
         for schedule in self.schedules:
@@ -116,6 +122,37 @@ def require_model(model: object) -> None:
     """Raises `TrainerFailed` for anything but a module."""
     if not isinstance(model, nn.Module):
         raise TrainerFailed(f"the model is {_kind(model)}, not a torch.nn.Module", _CALL, fatal=True)
+
+
+#: Values that an optimiser keeps per parameter, by the name of its class: its state is empty before the first step.
+_KEPT = {
+    "Adafactor": 0,  # one per row and column
+    "Adagrad": 1,
+    "ASGD": 1,
+    "Muon": 1,
+    "RMSprop": 1,
+    "SGD": 0,
+}
+#: Options of a parameter group for which it keeps one more.
+_KEPT_MORE = {"Adam": ["amsgrad"], "AdamW": ["amsgrad"], "RMSprop": ["momentum", "centered"], "SGD": ["momentum"]}
+#: As most adaptive ones.
+_KEPT_MOSTLY = 2
+
+
+def _host_bytes(optimizer: Any) -> int:
+    bare = getattr(optimizer, "optimizer", optimizer)  # a wrapper, such as Accelerate's, has it
+    kind, total = type(bare).__name__, 0
+    for group in bare.param_groups:
+        kept = _KEPT.get(kind, _KEPT_MOSTLY) + sum(bool(group.get(option)) for option in _KEPT_MORE.get(kind, []))
+        for parameter in group["params"]:
+            size_bytes = parameter.numel() * parameter.element_size()
+            existing = tensor_bytes(bare.state.get(parameter, {}))
+            state = existing or kept * size_bytes
+            total += state  # the copy for a checkpoint
+            if parameter.device.type == "cpu":
+                total += size_bytes if parameter.requires_grad and parameter.grad is None else 0
+                total += 0 if existing else state
+    return total
 
 
 def _several(given: Any) -> tuple[Any, ...]:

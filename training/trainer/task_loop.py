@@ -18,14 +18,16 @@ from torch.utils.data import default_collate
 
 from p2pnode.training.dispatch.recordio import decode_example
 from p2pnode.training.tasks.task import Task, TaskError, TrainSpec
-from p2pnode.training.trainer.attached_swarm import AttachedSwarm, TaskIdentity
+from p2pnode.training.trainer.attached_swarm import AttachedSwarm
 from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.joining import join
 from p2pnode.training.trainer.loading import user_code_errors
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.records.record_draws import Decode
 from p2pnode.training.trainer.script_arguments import ScriptArguments, require_model
 from p2pnode.training.trainer.script_warnings import ScriptWarnings
 from p2pnode.training.trainer.state import snapshot
+from p2pnode.training.trainer.turns import Turns
 from p2pnode.training.trainer_link.interface import Evaluation, TrainerFailed
 from p2pnode.training.trainer_link.messages import Start
 
@@ -60,15 +62,18 @@ class TaskLoop:
         self.given = ScriptArguments.of(
             spec.optimizer, spec.scheduler, spec.scaler, warnings, {"data": self}, spec.on_load
         )
-        self.swarm = AttachedSwarm(
+        self.turns = Turns(
             spec.model,
             self.given,
             Ranks(0, 1, "cpu"),
             connection,
             warnings,
             include_frozen=spec.include_frozen,
-            identity=TaskIdentity(name, str(getattr(task, "version", "")), self.evaluate),
+            task=name,
+            version=str(getattr(task, "version", "")),
+            evaluate=self.evaluate,
         )
+        self._swarm = AttachedSwarm(self.turns)
         self._skipped = 0
         self._begin_batches: Callable[[], Iterator[Any]] = lambda: iter(task.batches())
         self._decode: Decode | None = None
@@ -85,15 +90,17 @@ class TaskLoop:
 
     def join(self, start: Start) -> None:
         """Describe the model to the daemon, whose first message `start` is, and begin the first turn. Raises as
-        `AttachedSwarm._open` does."""
-        self.swarm._join(start)  # noqa: SLF001 - `attach` is the other place that opens one
-        if self._decode is not None:
-            self._open_records()
-        self.swarm._next_turn()  # noqa: SLF001
+        `training.trainer.joining.join` does."""
+        join(self.turns, start)
+        self.open_records()
+        self.turns.next_turn()
 
-    def _open_records(self) -> None:
+    def open_records(self) -> None:
+        """Take the batches from the records of `[dispatch]`, if there are any. Raises `TrainerFailed`."""
+        if self._decode is None:
+            return
         try:
-            records = self.swarm.records(self._decode)
+            records = self._swarm.records(self._decode)
         except ValueError as error:
             raise TrainerFailed(str(error), "see [dispatch]", fatal=True) from error
 
@@ -106,7 +113,7 @@ class TaskLoop:
 
     def run(self) -> None:
         """Train until the node ends. Raises `TrainerFailed`, and as `AttachedSwarm.step` does."""
-        while not self.swarm.done:
+        while not self._swarm.done:
             self.step()
 
     def step(self) -> None:
@@ -119,13 +126,13 @@ class TaskLoop:
             batch, size = found
             losses.append(self._backward(batch))
             samples += size
-            self.swarm.alive()
+            self._swarm.alive()
         if not losses:
             return
         if len(losses) < self._spec.accumulate:  # the mean of fewer losses
             self._scale_gradients(self._spec.accumulate / len(losses))
         self._apply_gradients()
-        self.swarm.step(samples=samples, loss=losses[0] if len(losses) == 1 else torch.stack(losses).mean())
+        self._swarm.step(samples=samples, loss=losses[0] if len(losses) == 1 else torch.stack(losses).mean())
 
     def _backward(self, batch: Any) -> Tensor:
         scaler, accumulate = self.given.scaler, self._spec.accumulate
@@ -220,7 +227,7 @@ class TaskLoop:
 
         def after_pass(*_: Any) -> None:
             # Every forward pass is a sign of life, so that a long evaluation does not count as a hang.
-            self.swarm.alive()
+            self._swarm.alive()
             if self._connection.interrupted():
                 raise _Interrupted
 

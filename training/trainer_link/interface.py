@@ -37,7 +37,7 @@ class TrainerHello(msgspec.Struct, frozen=True):
     `task` and `task_version` name what is trained. `frozen_digest` covers the tensors that are not in the vector;
     `frozen` has a fingerprint of each by name. `evaluates` is False for a user's own loop. `host_bytes` is the memory
     of this machine that gradients, optimiser and the optimiser's copy for a checkpoint will take from the first step on
-    (`training.trainer.model.memory_estimate`).
+    (`training.trainer.script_arguments`).
     """
 
     layout: Layout

@@ -40,7 +40,6 @@ START_S = 180.0
 #: What a trainer imports before its first step: `python -m training.trainer`, and a script with `p2pnode.attach`.
 TRAINER = (
     "p2pnode.training.trainer.attach",
-    "p2pnode.training.trainer.model.memory_estimate",
     "p2pnode.training.trainer.task_loop",
     "p2pnode",
 )

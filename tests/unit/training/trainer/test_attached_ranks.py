@@ -15,13 +15,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2pnode.training.trainer import attached_swarm
-from p2pnode.training.trainer.attached_swarm import AttachedSwarm, SwarmLost
-from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer import turns
+from p2pnode.training.trainer.attached_swarm import AttachedSwarm
+from p2pnode.training.trainer.connection import DaemonConnection, SwarmLost
+from p2pnode.training.trainer.joining import join
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.script_arguments import ScriptArguments
 from p2pnode.training.trainer.script_warnings import ScriptWarnings
+from p2pnode.training.trainer.turns import Turns
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import StepOrder, Vector
 from p2pnode.training.trainer_link.shared_memory import SharedVectors
@@ -130,9 +132,10 @@ class Node:
 
         try:
             given = ScriptArguments.of(optimizer, None, None, ScriptWarnings())
-            swarm = AttachedSwarm(model, given, ranks, connection, ScriptWarnings())
-            swarm._open()
-            train(swarm, step)
+            turns_of = Turns(model, given, ranks, connection, ScriptWarnings())
+            join(turns_of)
+            turns_of.next_turn()
+            train(AttachedSwarm(turns_of), step)
         except BaseException as error:
             self.failures.append(error)
             if connection is not None:
@@ -179,7 +182,7 @@ def test_two_ranks_call_the_same_collectives_whenever_the_daemon_speaks(
 ) -> None:
     """Before, in and after a turn, and between two waits of rank 0, which tells the other one that it still waits. All
     deltas are in the vector once, and both ranks end with it."""
-    monkeypatch.setattr(attached_swarm, "RANKS_WAIT_S", 0.002)
+    monkeypatch.setattr(turns, "RANKS_WAIT_S", 0.002)
     draw = random.Random(seed)
     node = Node(until_done)
     began, expected = node.vector.copy(), node.vector.copy()
@@ -236,7 +239,7 @@ def test_values_that_arrive_while_gradients_accumulate_enter_after_the_optimiser
     seen: list[tuple[Tensor, Tensor]] = []
 
     def accumulating(swarm: AttachedSwarm, step: Callable[..., None]) -> None:
-        model = swarm._model_vector
+        model = swarm._turns.model_vector
 
         def between() -> None:
             if swarm.step_number == 2:
@@ -317,7 +320,7 @@ def test_a_script_that_waits_for_data_hands_over_what_has_added_up() -> None:
         for _ in range(10):
             step()
             swarm.step(samples=8)
-        while rest := swarm._end_turn():
+        while rest := swarm._turns.end_turn():
             rests.append(rest)
             time.sleep(0.01)
         assert swarm.done

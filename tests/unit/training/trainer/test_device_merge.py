@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2pnode.training.trainer.device_merge import DeviceMerge
+from p2pnode.training.trainer.device_turns import DeviceTurns
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder
 
@@ -24,15 +24,16 @@ class Member:
     def __init__(self, index: int, vector: np.ndarray, *, dtype: torch.dtype = torch.float32) -> None:
         self.index, self.vector = index, vector
         self.model = nn.Linear(2, 1).to(dtype)
-        self.merging = DeviceMerge(ModelVector(self.model))
+        self.merging = DeviceTurns(ModelVector(self.model), None)
         self.delta = np.full(3, -1.0, np.float32)
 
     def train(self, order: StepOrder, by: float) -> bool:
-        self.merging.load(order, self.vector, self.delta)
+        self.merging.ordered(order)
+        self.merging.load(self.vector, self.delta)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter += by
-        return self.merging.report(order, self.delta)
+        return self.merging.report(self.delta)
 
     def merge(self, place: Path, members: tuple[int, ...], weight: float) -> bool:
         order = MergeOrder(self.index, members, 1, str(place), "gloo", weight, self.index == members[0], 2.0)
@@ -100,7 +101,7 @@ def test_gpus_merge_by_nccl(tmp_path: Path) -> None:
     members = [Member(index, vector) for index in range(2)]
     for member in members:
         member.model.to(f"cuda:{member.index}")
-        member.merging = DeviceMerge(ModelVector(member.model))
+        member.merging = DeviceTurns(ModelVector(member.model), None)
         member.train(ORDER, float(member.index + 1))
 
     def merge(member: Member) -> bool:

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from p2pnode.training.trainer.device_turns import DeviceTurns, LeaderPulls, refuse_ranks
+from p2pnode.training.trainer.device_turns import DeviceTurns, LeaderPulls
 from p2pnode.training.trainer.model.vector import ModelVector
-from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed, Vector
-from p2pnode.training.trainer_link.messages import Start
+from p2pnode.training.trainer_link.interface import StepOrder, Vector
 from p2pnode.training.trainer_link.step_messages import StepAnswer
 
 
@@ -70,32 +69,6 @@ def test_after_a_step_the_model_is_pulled_to_the_leader() -> None:
     found.stepped(1.0)
 
     assert values(model) == [4.0] * 3
-
-
-def test_a_turn_s_delta_is_written_or_kept() -> None:
-    """Kept for a merge it is not written, and a bad one is said."""
-    found, model = turns()
-    delta = np.full(3, -1.0, np.float32)
-    for keeps in (False, True):
-        found.ordered(order(asks=True, keeps_delta=keeps))
-        found.load(np.zeros(3, np.float32), np.zeros(3, np.float32))
-        with torch.no_grad():
-            model.weight += 2.0
-            model.bias += float("nan") if keeps else 2.0
-        assert found.report(delta) is not keeps
-        assert delta.tolist() == [2.0] * 3
-
-
-@pytest.mark.parametrize(("devices", "ranks", "refused"), [(1, 2, False), (2, 1, False), (2, 2, True)])
-def test_a_script_with_ranks_of_its_own_has_one_device_of_its_node(devices: int, ranks: int, refused: bool) -> None:
-    """Two ways to use several GPUs at once are refused for good."""
-    start = Start("t", "", {}, "cpu", 1, 0, 0, 4, device_count=devices)
-    if not refused:
-        refuse_ranks(start, ranks)
-        return
-    with pytest.raises(TrainerFailed, match="ranks of its own") as failed:
-        refuse_ranks(start, ranks)
-    assert failed.value.fatal
 
 
 NODE, SWARM = np.full(3, 8.0, np.float32), np.full(3, 16.0, np.float32)

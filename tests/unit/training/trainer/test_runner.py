@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from p2pnode.training.tasks.task import TrainSpec
-from p2pnode.training.trainer.attached_swarm import ModelChanged
+from p2pnode.training.trainer.model.contract import ModelChanged
 from p2pnode.training.trainer.state.snapshot import seed_all
 from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed, Vector
 from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived

@@ -52,10 +52,10 @@ class Records:
         self.task: Any = kind(options, data_dir="", seed=0, node_seed=1, device="cpu")
         self.runner = TaskRunner("test", self.task, self.task.build(), records_options=options)
         source = RecordSource("local", [path.name], str(path.parent), True, passes, 0)
-        data = self.runner._swarm._data
+        data = self.runner._turns.data
         data.begin(Start("test", "", options, "cpu", 0, 0, 1, 1, records=source))
         data.restore(position)
-        self.runner._loop._open_records()
+        self.runner._loop.open_records()
         total = self.runner.model_vector.layout.total
         self.delta = np.zeros(total, np.float32)
         vector = np.zeros(total, np.float32)

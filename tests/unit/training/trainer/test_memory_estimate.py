@@ -9,12 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from p2pnode.training.trainer.model.memory_estimate import host_bytes
+from p2pnode.training.trainer.script_arguments import ScriptArguments
+from p2pnode.training.trainer.script_warnings import ScriptWarnings
 from p2pnode.training.trainer.state.state_writer import tensor_bytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 WIDTH = 256
+
+
+def host_bytes(optimizer: Any) -> int:
+    return ScriptArguments.of(optimizer, None, None, ScriptWarnings()).host_bytes()
 
 
 def model_of(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -73,7 +78,9 @@ def test_halves_count_as_halves_and_an_unknown_optimiser_as_adam() -> None:
 
     assert host_bytes(torch.optim.Adam(parameters)) == 5 * size_bytes
     assert host_bytes(Lion(parameters, lr=0.1)) == 5 * size_bytes
-    wrapper: Any = SimpleNamespace(optimizer=torch.optim.SGD(parameters, lr=0.1))
+    wrapper: Any = SimpleNamespace(
+        optimizer=torch.optim.SGD(parameters, lr=0.1), param_groups=[], state_dict=dict, load_state_dict=dict
+    )
     assert host_bytes(wrapper) == size_bytes
 
 

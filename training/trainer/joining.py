@@ -1,0 +1,72 @@
+"""How a trainer and its daemon begin: the model is described, memory is shared, and saved state is restored."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.loading import resolve_device
+from p2pnode.training.trainer.turns import Turns
+from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello
+from p2pnode.training.trainer_link.messages import Hello, Ready, Start
+from p2pnode.training.trainer_link.shared_memory import map_vectors
+
+
+def join(turns: Turns, start: Start | None = None) -> None:
+    """Describe the model to the daemon, whose first message is `start`, or is received here by rank 0. All ranks have
+    to call it. Raises `TrainerFailed`, and as the connection does."""
+    vector, connection, ranks = turns.model_vector, turns.connection, turns.ranks
+    ranks.require_equal(vector.layout.digest(), vector.frozen)
+    restore = ""
+    if connection is not None:
+        start = connection.receive_start() if start is None else start
+        restore = _greet(turns, connection, start)
+    start, restore = ranks.share((start, restore))
+    assert start is not None
+    turns.start, turns.device = start, resolve_device(start.device)
+    turns.data.begin(start)
+    if start.threads:
+        torch.set_num_threads(start.threads)
+    if restore:
+        turns.restore(turns.rank_states.load(Path(restore)), Path(restore))
+    if connection is not None:
+        connection.send(Ready())
+
+
+def _greet(turns: Turns, connection: DaemonConnection, start: Start) -> str:
+    """Exchange descriptions and memory; returns the file of the saved state, or none."""
+    refuse_ranks(start, turns.ranks.count)
+    vector = turns.model_vector
+    hello = TrainerHello(
+        layout=vector.layout,
+        task=turns.task,
+        task_version=turns.version,
+        frozen_digest=vector.frozen_digest,
+        device=str(vector.base.device),
+        evaluates=turns.evaluate is not None,
+        pid=os.getpid(),
+        host_bytes=turns.given.host_bytes(),
+        frozen=vector.frozen,
+    )
+    connection.send(Hello(hello))
+    memory, descriptors = connection.receive_memory()
+    shared, delta, *leaders = map_vectors(descriptors, memory.total)
+    turns.use(shared, delta)
+    turns.devices.follow(tuple(leaders))
+    if memory.initialise:
+        with turns.loads.exchanging():
+            vector.read(shared)
+    return memory.restore
+
+
+def refuse_ranks(start: Start, ranks: int) -> None:
+    """Raises `TrainerFailed` for a script with ranks of its own on a node with several trainers."""
+    if start.device_count > 1 and ranks > 1:
+        raise TrainerFailed(
+            "training.devices starts a process for each device, and this script has ranks of its own (torchrun)",
+            "use one of the two: leave training.devices out, or start the script without torchrun",
+            fatal=True,
+        )
