@@ -46,9 +46,10 @@ class SideServices:
                 overlay, genesis, config.training.until, log, random.Random(me), loop.end_by_goal
             )
         if config.devices.coordination == "global" and isinstance(self._trainer, HostTrainer):
-            self._coordination = Coordination(overlay, genesis, self._trainer, self._environment)
+            host = self._trainer
+            self._coordination = Coordination(overlay, genesis, host.cycles, host.positions, self._environment)
             self._coordination.start()
-            self._trainer.coordinate(self._coordination)
+            host.coordinate(self._coordination)
 
     def _after_training(self, delta: Vector) -> None:
         if self.changes is not None:

@@ -11,6 +11,7 @@ import pytest
 
 from p2pnode.training.devices.coordination import Coordination
 from p2pnode.training.devices.host import HostTrainer
+from p2pnode.training.devices.positions import LeaderPositions
 from p2pnode.training.trainer_link.interface import Vector
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.swarm import Host, Swarm
@@ -154,17 +155,19 @@ def test_all_nodes_follow_the_leader_with_the_lowest_loss() -> None:
         assert all(one.global_pull == pytest.approx(0.2 / LOCAL_STEPS) for one in orders)
         assert all(one.local_pull == pytest.approx(0.2 / LOCAL_STEPS) for one in orders)
         # What the other node gets is what the leader's node has at that time, to bfloat16.
-        led, follows = (cast(HostTrainer, host.living.trainer) for host in (n1, n0))
+        led, follows = (cast(HostTrainer, host.living.trainer).positions for host in (n1, n0))
         seen: list[tuple[np.ndarray, np.ndarray]] = []
         follow = follows.follow
 
-        async def look(values: Vector | None) -> None:
-            leading = led.leading()
+        def look(values: Vector | None) -> None:
+            leading = led.leading
             assert values is not None
             assert leading is not None
             seen.append((values, leading.copy()))
-            await follow(values)
-            assert np.array_equal(follows._leaders()[1], values)
+            follow(values)
+            assert isinstance(follows, LeaderPositions)
+            assert follows._whole is not None
+            assert np.array_equal(follows._whole, values)
 
         follows.follow = look  # type: ignore[method-assign]
         begun = step_of(swarm)
@@ -173,7 +176,7 @@ def test_all_nodes_follow_the_leader_with_the_lowest_loss() -> None:
         assert seen
         for values, leading in seen:
             assert np.abs(values - leading).max() <= np.abs(leading).max() / 128
-            own = follows.leading()
+            own = follows.leading
             assert own is not None
             assert np.abs(own - leading).max() > np.abs(leading).max() / 32
 

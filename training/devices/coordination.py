@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated, NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from p2pnode.overlay.environment import Environment
@@ -24,6 +23,8 @@ from p2pnode.overlay.ids import key_id, short
 from p2pnode.overlay.peers import Contact, PeerChange
 from p2pnode.overlay.transport import Buffer, RequestRejected, Response, TransportError
 from p2pnode.training.devices.global_cycles import Genesis, GlobalCycles, LeaseSteps, StepsLeased
+from p2pnode.training.devices.positions import Positions, is_finite
+from p2pnode.training.devices.turn import CycleRun
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, framed_bytes, frames, read_encoded, sized
 from p2pnode.training.swarm import Swarm
@@ -59,30 +60,6 @@ class LeaderGiven(msgspec.Struct, frozen=True, array_like=True):
 Asked = TypeVar("Asked", LeaseSteps, LeaderWanted)
 
 
-class CoordinatedHost(Protocol):
-    """What this service uses of the trainers of its node."""
-
-    @property
-    def period(self) -> int: ...
-
-    @property
-    def leader_loss(self) -> float | None:
-        """The running loss of this node's leader."""
-        ...
-
-    def leased(self, cycle: int, allowed: int, *, is_closed: bool) -> None:
-        """So many local steps of the cycle are allowed in all."""
-        ...
-
-    def leading(self) -> Vector | None:
-        """The values of this node's leader, which change while it trains; None where it follows none yet."""
-        ...
-
-    async def follow(self, values: Vector | None) -> None:
-        """The values of the swarm's leader; None: it is the leader of this node."""
-        ...
-
-
 class _Need(NamedTuple):
     cycle: int
     trainers: int
@@ -92,10 +69,14 @@ class _Need(NamedTuple):
 class Coordination:
     """One node's part: a client of the global server, and the server itself when the role is this node's."""
 
-    def __init__(self, swarm: Swarm, genesis: bytes, host: CoordinatedHost, environment: Environment) -> None:
+    def __init__(
+        self, swarm: Swarm, genesis: bytes, cycles: CycleRun, positions: Positions, environment: Environment
+    ) -> None:
+        """`cycles` and `positions` are those of this node's trainers."""
         self._swarm = swarm
         self._genesis = genesis
-        self._host = host
+        self._here = cycles
+        self._positions = positions
         self._clock = environment.clock
         self._executor = environment.executor
         self._log = environment.log
@@ -140,7 +121,7 @@ class Coordination:
     # -- leases --------------------------------------------------------------------------------------------------
 
     def want(self, cycle: int, trainers: int, wants: int) -> None:
-        """`wants` more local steps of a cycle are asked for here; `CoordinatedHost.leased` has the answer."""
+        """`wants` more local steps of a cycle are asked for here; `CycleRun.leased` has the answer."""
         self._need = _Need(cycle, trainers, wants)
         if self._leasing is None or self._leasing.done():
             self._leasing = asyncio.create_task(self._lease(), name="lease-steps")
@@ -152,14 +133,21 @@ class Coordination:
             if cycle != need.cycle:
                 cycle, taken, total = need.cycle, 0, 0
             message = LeaseSteps(
-                self._genesis, cycle, need.trainers, self._host.period, taken, total, need.wants, self._host.leader_loss
+                self._genesis,
+                cycle,
+                need.trainers,
+                self._here.period,
+                taken,
+                total,
+                need.wants,
+                self._positions.leader_loss,
             )
             try:
                 answer = await self._ask(message)
             except Exception as error:  # the trainers wait for a lease, so they get their own share
                 self._log.error("service_failed", service="lease-steps", error=repr(error))
                 answer = None
-            share = need.trainers * self._host.period
+            share = need.trainers * self._here.period
             if answer is None or answer.cycle != cycle:
                 allowed, is_closed = max(taken, share), True
             else:
@@ -170,7 +158,7 @@ class Coordination:
                 is_closed = answer.is_closed or allowed >= MOST_SHARES * share
                 allowed = max(allowed, need.trainers) if is_closed else allowed
             self._books = cycle, allowed, total
-            self._host.leased(cycle, allowed, is_closed=is_closed)
+            self._here.leased(cycle, allowed, is_closed=is_closed)
 
     async def _ask(self, message: LeaseSteps) -> StepsLeased | None:
         """The answer of the first server that gives one; None: no node does."""
@@ -246,14 +234,18 @@ class Coordination:
 
     def step_trained(self) -> None:
         """This node has trained a step: see where the swarm's leader is now."""
-        if self.leader and self._host.leader_loss is not None and (self._fetching is None or self._fetching.done()):
+        if (
+            self.leader
+            and self._positions.leader_loss is not None
+            and (self._fetching is None or self._fetching.done())
+        ):
             self._fetching = asyncio.create_task(self._fetch(self.leader), name="fetch-leader")
 
     async def _fetch(self, leader: bytes) -> None:
         if leader == self._swarm.node_id:
-            await self._host.follow(None)
+            await self._executor.run(self._positions.follow, None)
             return
-        contact, own = self._swarm.contact(leader), self._host.leading()
+        contact, own = self._swarm.contact(leader), self._positions.leading
         if contact is None or own is None:
             return
         try:
@@ -262,7 +254,7 @@ class Coordination:
             self._log.debug("leader_not_fetched", node=short(leader), reason=str(error))
             return
         if values is not None:
-            await self._host.follow(values)
+            await self._executor.run(self._positions.follow, values)
 
     async def _fetch_from(self, contact: Contact, total: int) -> Vector | None:
         request = msgspec.msgpack.encode(LeaderWanted(self._genesis))
@@ -272,20 +264,16 @@ class Coordination:
                 return None
             encoded, codec = await read_encoded(FrameReader(response.body), 0, Part.VALUE, total)
         values = await self._executor.run(codecs.decoded, encoded, codec, total)
-        if not await self._executor.run(_all_finite, values):
+        if not await self._executor.run(is_finite, values):
             self._log.warning("leader_not_finite", node=short(contact.node_id))
             return None
         return values
 
     async def _on_leader(self, _sender: Contact, payload: bytes, _: AsyncIterator[Buffer]) -> Response:
         self._checked(payload, LeaderWanted)
-        values = self._host.leading()
+        values = self._positions.leading
         if values is None:
             return Response(msgspec.msgpack.encode(LeaderGiven(0)))
         # They are sent as they are: a position that changes meanwhile is as good as either.
         body = sized(frames(0, values, "bfloat16", Part.VALUE), framed_bytes("bfloat16", values.size))
         return Response(msgspec.msgpack.encode(LeaderGiven(values.size)), body)
-
-
-def _all_finite(values: Vector) -> bool:
-    return bool(np.isfinite(values).all())

@@ -129,9 +129,7 @@ class Device:
             self.gone = failure
             self._log.info("device_left", device=self.name, index=self.index, reason=failure.reason)
             self._on_gone(self.index)
-        elif failure.fatal or self._counted.are_too_many(count):
-            self._give_up(failure)
-        else:
+        elif not self._gives_up(failure, count):
             self._log.warning("device_dropped", device=self.name, index=self.index, reason=failure.reason)
             self._restarting = asyncio.create_task(self._restart(failure, count), name=f"restart-device-{self.index}")
 
@@ -139,10 +137,14 @@ class Device:
         self.failures += 1
         return self._counted.note(failure.cause, self._clock.monotonic())
 
-    def _give_up(self, failure: TrainerFailed) -> None:
+    def _gives_up(self, failure: TrainerFailed, count: int) -> bool:
+        """Whether another start would fail too, or it has failed too often: then it is given up."""
+        if not (failure.fatal or self._counted.are_too_many(count)):
+            return False
         self.gone = failure
         self._log.error("device_given_up", device=self.name, index=self.index, reason=failure.reason, hint=failure.hint)
         self._on_gone(self.index)
+        return True
 
     async def _restart(self, failure: TrainerFailed, count: int) -> None:
         try:
@@ -152,8 +154,7 @@ class Device:
                     await self._start(self.index)
                 except TrainerFailed as again:
                     count = self._count(again)
-                    if again.fatal or self._counted.are_too_many(count):
-                        self._give_up(again)
+                    if self._gives_up(again, count):
                         return
                     continue
                 self._log.info("device_restarted", device=self.name, index=self.index, after=failure.reason)

@@ -19,11 +19,9 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.training.devices.coordination import Coordination
 from p2pnode.training.devices.data_routes import DataRoutes
 from p2pnode.training.devices.device import Device, DeviceTrainer
-from p2pnode.training.devices.groups import DeviceGroups
-from p2pnode.training.devices.node_base import NodeBase
-from p2pnode.training.devices.node_step import CycleParts, NodeStep
+from p2pnode.training.devices.node_step import CycleParts, DeviceGroups, NodeStep
 from p2pnode.training.devices.opening import device_file, joint_hello, start_all
-from p2pnode.training.devices.positions import AveragePositions, LeaderPositions
+from p2pnode.training.devices.positions import AveragePositions, LeaderPositions, NodeBase, Positions
 from p2pnode.training.devices.turn import CycleRun
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
 from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
@@ -78,8 +76,7 @@ class HostTrainer:
             Device(index, name, trainer, environment, training.max_restarts, self._restart, self._gone)
             for index, (name, trainer) in enumerate(zip(parts.names, parts.trainers, strict=True))
         ]
-        self._period = settings.period or training.local_steps
-        self._cycles = CycleRun(self._period, self._failed)
+        self._cycles = CycleRun(settings.period or training.local_steps, self._failed)
         self._routes = DataRoutes([device.trainer.send_data for device in self._devices])
         self._step: NodeStep | None = None
         self._base: NodeBase | None = None
@@ -186,7 +183,6 @@ class HostTrainer:
             else LeaderPositions(total, self._leaders(), settings.pull, settings.pull),
             shared,
             settings,
-            self._period,
             self._environment,
             self._failed,
         )
@@ -287,7 +283,7 @@ class HostTrainer:
     def coordinate(self, coordination: Coordination) -> None:
         """From the next cycle on local steps are leased, and the trainers follow the leader of the swarm."""
         self._coordination = coordination
-        self._cycles.lease_from(coordination)
+        self._cycles.lease_from(coordination.want)
 
     @property
     def coordination(self) -> Coordination | None:
@@ -295,26 +291,14 @@ class HostTrainer:
         return self._coordination
 
     @property
-    def period(self) -> int:
-        return self._period
+    def cycles(self) -> CycleRun:
+        return self._cycles
 
     @property
-    def leader_loss(self) -> float | None:
-        """See `CoordinatedHost.leader_loss`."""
-        return None if self._step is None else self._step.positions.leader_loss
-
-    def leased(self, cycle: int, allowed: int, *, is_closed: bool) -> None:
-        """See `CoordinatedHost.leased`."""
-        self._cycles.leased(cycle, allowed, is_closed=is_closed)
-
-    def leading(self) -> Vector | None:
-        """See `CoordinatedHost.leading`."""
-        return None if self._step is None else self._step.positions.leading
-
-    async def follow(self, values: Vector | None) -> None:
-        """See `CoordinatedHost.follow`."""
-        if self._step is not None:
-            await self._environment.executor.run(self._step.positions.follow, values)
+    def positions(self) -> Positions:
+        """Where the trainers stand; once they are started."""
+        assert self._step is not None
+        return self._step.positions
 
     # -- one for all ---------------------------------------------------------------------------------------------
 

@@ -7,16 +7,16 @@ hung one reports later is still its own way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.training.devices.device import Device
-from p2pnode.training.devices.groups import DeviceGroups
-from p2pnode.training.devices.positions import AveragePositions, LeaderPositions, combined, is_finite, weights_of
+from p2pnode.training.devices.positions import LeaderPositions, Positions, combined, is_finite, weights_of
 from p2pnode.training.devices.turn import CycleRun
 from p2pnode.training.settings import DevicesSettings
 from p2pnode.training.trainer_link.interface import (
@@ -39,6 +39,61 @@ LOSS_WINDOW = 10
 OnFailure = Callable[[Device, TrainerFailed], None]
 
 
+Backend = Literal["nccl", "gloo"]
+
+
+def backend_of(setting: str, names: Sequence[str]) -> Backend | None:
+    """How the trainers on these devices merge by `devices.merge`; None: in shared memory. NCCL wants a GPU for each."""
+    have_gpus = all(name.startswith("cuda:") for name in names) and len(set(names)) == len(names)
+    if len(names) == 1 or setting == "memory" or (setting == "auto" and not have_gpus):
+        return None
+    return "nccl" if have_gpus else "gloo"
+
+
+class DeviceGroups:
+    """Which trainers merge by `torch.distributed`. A group has a number and a file by which its members find one
+    another. With other members, or after a failure, there is another group.
+
+    `place`: the beginning of the name of each group's file, in a folder that exists. `timeout_s`: the longest that a
+    member waits for the others.
+    """
+
+    def __init__(self, backend: Backend, place: str, timeout_s: float) -> None:
+        self._backend = backend
+        self._place = place
+        self._timeout_s = timeout_s
+        self._members: tuple[int, ...] = ()
+        self._numbers = itertools.count(1)
+        self._number = 0
+
+    def orders(self, weights: Mapping[int, float]) -> dict[int, MergeOrder]:
+        """What the trainers with these weights, two at least, are told; the first writes the mean."""
+        members = tuple(sorted(weights))
+        if members != self._members:
+            self._members, self._number = members, next(self._numbers)
+        return {
+            index: MergeOrder(
+                index=index,
+                members=members,
+                group=self._number,
+                place=f"{self._place}.{self._number}",
+                backend=self._backend,
+                weight=weights[index],
+                writes=index == members[0],
+                timeout_s=self._timeout_s,
+            )
+            for index in members
+        }
+
+    def failed(self) -> None:
+        """The next merge is one of a new group."""
+        self._members = ()
+
+    def alone(self, index: int) -> MergeOrder:
+        """What a trainer is told that is to write its own delta."""
+        return MergeOrder(index=index, members=(index,), group=0, place="", backend=self._backend)
+
+
 class CycleParts(NamedTuple):
     """What runs a cycle, and how trainers merge by `torch.distributed`; None: in shared memory."""
 
@@ -53,10 +108,9 @@ class NodeStep:
         self,
         devices: Sequence[Device],
         parts: CycleParts,
-        positions: AveragePositions | LeaderPositions,
+        positions: Positions,
         shared: Vector,
         settings: DevicesSettings,
-        period: int,
         environment: Environment,
         on_failure: OnFailure,
     ) -> None:
@@ -71,7 +125,7 @@ class NodeStep:
         #: Those that were in the last merge of this step, and go on from where they stand.
         self._merged: set[int] = set()
         self._settings = settings
-        self._period = period
+        self._period = parts.cycles.period
         self._executor = environment.executor
         self._clock = environment.clock
         self._log = environment.log

@@ -14,9 +14,9 @@ import msgspec
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.system import ThreadExecutor
-from p2pnode.training.devices.groups import DeviceGroups, backend_of
 from p2pnode.training.devices.host import HostParts, HostTrainer
 from p2pnode.training.devices.names import resolved_devices, threads_each
+from p2pnode.training.devices.node_step import DeviceGroups, backend_of
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
 from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.supervisor.process_trainer import ProcessTrainer

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from p2pnode.training.devices.coordination import Coordination
 from p2pnode.training.devices.cycle import CycleServer, GivenAnswer
 from p2pnode.training.devices.device import Device
 from p2pnode.training.trainer_link.interface import StepOrder, StepReport, TrainerFailed
@@ -20,19 +19,20 @@ class CycleRun:
     """Runs cycles on the devices of one node. `on_failure` is called with each device that failed, and why."""
 
     def __init__(self, period: int, on_failure: Callable[[Device, TrainerFailed], None]) -> None:
-        self._period = period
+        self.period = period
         self._server = CycleServer(period)
         self._on_failure = on_failure
-        self._leases: Coordination | None = None
+        self._lease: Callable[[int, int, int], None] | None = None
         #: The number of the present cycle, which is the same on all nodes; None between cycles.
         self._number: int | None = None
         self._devices: dict[int, Device] = {}
         self._moved = asyncio.Event()
 
-    def lease_from(self, leases: Coordination) -> None:
-        """From the next cycle on local steps are leased."""
-        self._leases = leases
-        self._server = CycleServer(self._period, is_leased=True)
+    def lease_from(self, lease: Callable[[int, int, int], None]) -> None:
+        """From the next cycle on local steps are leased, by calls with the cycle, its trainers here, and how many more
+        steps they want; `leased` has the answer."""
+        self._lease = lease
+        self._server = CycleServer(self.period, is_leased=True)
 
     def leased(self, number: int, allowed: int, *, is_closed: bool) -> None:
         """So many local steps are allowed in a cycle in all; one of another cycle is late, and has no effect."""
@@ -78,7 +78,7 @@ class CycleRun:
         except BaseException:
             # Nobody waits for this cycle any more. The orders are cancelled by the caller.
             self.deliver(server.stop())
-            self._server = CycleServer(self._period, is_leased=self._leases is not None)
+            self._server = CycleServer(self.period, is_leased=self._lease is not None)
             raise
         finally:
             self._devices, self._number = {}, None
@@ -99,8 +99,8 @@ class CycleRun:
             if one.worker in self._devices:
                 self._devices[one.worker].answer(one.answer)
         server = self._server
-        if self._leases is not None and self._number is not None and server.wants:
-            self._leases.want(self._number, len(server.workers), server.wants)
+        if self._lease is not None and self._number is not None and server.wants:
+            self._lease(self._number, len(server.workers), server.wants)
 
     async def _wait(self, under_way: Mapping[int, Device]) -> None:
         """Until a report is there, a trainer has failed, or the state of one has changed."""

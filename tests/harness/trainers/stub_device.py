@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from p2pnode.training.devices.groups import DeviceGroups
 from p2pnode.training.devices.host import HostParts, HostTrainer
+from p2pnode.training.devices.node_step import DeviceGroups
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
 from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder, StepReport, TrainerFailed, Vector
 from p2pnode.training.trainer_link.step_messages import StepAnswer

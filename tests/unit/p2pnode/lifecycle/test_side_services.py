@@ -39,6 +39,7 @@ class Host:
     """A trainer of several devices."""
 
     coordination: Any = None
+    cycles = positions = None
 
     def coordinate(self, coordination: Any) -> None:
         self.coordination = coordination

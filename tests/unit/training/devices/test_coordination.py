@@ -58,7 +58,9 @@ def asked(answer: Answer, cycles: int = 1) -> tuple[list[tuple[int, int, bool]],
     swarm = SimpleNamespace(node_id=ME, candidates=candidates, request=request)
 
     async def scenario() -> None:
-        coordination = Coordination(cast(Swarm, swarm), b"genesis", cast(Any, host), make_environment())
+        coordination = Coordination(
+            cast(Swarm, swarm), b"genesis", cast(Any, host), cast(Any, host), make_environment()
+        )
         for cycle in range(1, cycles + 1):
             coordination.want(cycle, TRAINERS, 1)
             await asyncio.sleep(0.1)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from p2pnode.training.devices import start
-from p2pnode.training.devices.groups import DeviceGroups
 from p2pnode.training.devices.host import HostTrainer
+from p2pnode.training.devices.node_step import DeviceGroups
 from p2pnode.training.devices.start import PATIENCE, DeviceProcess, count_gpus, make_trainer
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
 from p2pnode.training.supervisor.launch import NodeStart
