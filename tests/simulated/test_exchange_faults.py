@@ -3,119 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import msgspec
-import numpy as np
 import pytest
 
 from p2pnode.overlay.peers import Contact
 from p2pnode.training.exchange.delta import IncomingDelta
-from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.fence_file import FENCES_FILE
 from p2pnode.training.exchange.messages import Push
 from p2pnode.training.exchange.store.records import KnownOwner
 from p2pnode.training.exchange.terms import Term
-from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.applied import DeltaId
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.exchange_story import (
+    BOUND_S,
+    ONES,
+    VALUES,
+    backup,
+    bystander,
+    exchange_of,
+    join,
+    logged,
+    owner,
+    push,
+    simulate,
+    until,
+    value,
+)
 from tests.harness.swarms.exchange_swarm import GENESIS, Links, Member, World
-
-VALUES = 8
-ONES = np.ones(VALUES, np.float32)
-BOUND_S = 10.0
-
-
-def simulate(
-    scenario: Callable[[World], Awaitable[None]],
-    *,
-    seed: int = 5,
-    nodes: int = 5,
-    shards: int = 2,
-    synchronous: bool = False,
-    **changes: float | str,
-) -> World:
-    """A swarm that has settled, then the scenario; returns the world for a look at its records."""
-    print(f"seed {seed}")
-    worlds = []
-
-    async def main() -> None:
-        plain = ExchangeSettings(codec="float32", shards=shards, weight="sum", outer_lr=1.0, outer_momentum=0.0)
-        settings = msgspec.structs.replace(plain, tenure_s=3.0, **changes)
-        world = World(seed, settings=settings, shards=shards, values=VALUES, synchronous=synchronous)
-        worlds.append(world)
-        try:
-            await world.start("n0", founder=True)
-            for number in range(1, nodes):
-                await join(world, f"n{number}")
-            await asyncio.sleep(6.0)
-            await scenario(world)
-        finally:
-            world.stop()
-
-    VirtualLoop().run(main(), limit_s=600)
-    return worlds[0]
-
-
-async def join(world: World, name: str) -> Member:
-    member = await world.start(name)
-    await exchange_of(member).join(world.members["n0" if name != "n0" else "n1"].contact)
-    return member
-
-
-def exchange_of(member: Member) -> Exchange:
-    assert member.exchange is not None
-    return member.exchange
-
-
-def owner(world: World, shard: int = 0) -> Member:
-    owners = [one for one in world.running() if shard in exchange_of(one).store.owned]
-    return max(owners, key=lambda one: exchange_of(one).store.owned[shard].term)
-
-
-def backup(world: World, shard: int = 0) -> Member:
-    found = exchange_of(owner(world, shard)).store.owned[shard].backup
-    assert found is not None
-    return next(one for one in world.members.values() if one.contact.node_id == found.node_id)
-
-
-def bystander(world: World) -> Member:
-    """A node that neither owns shard 0 nor backs it."""
-    return next(one for one in world.running() if one not in (owner(world), backup(world)))
-
-
-async def push(member: Member, step: int) -> None:
-    report = await exchange_of(member).push(step, step - 1, 1.0, step * ONES)
-    assert (report.outstanding, report.refused) == (0, {})
-    assert member.overlay is not None
-    # As the step loop does: nobody repairs what is still to be trained.
-    exchange_of(member).begin_at(step)
-    member.overlay.step = step
-    member.overlay.world.training = False  # but none is counted as a worker: one delta sets the measure of lengths
-
-
-def value(world: World) -> list[float]:
-    """The first value of each shard, at its owner."""
-    return [
-        float(exchange_of(owner(world, shard)).store.owned[shard].state.value[0])
-        for shard in range(world.manifest.shards)
-    ]
-
-
-async def until(world: World, condition: Callable[[], bool], *, within_s: float, what: str) -> float:
-    began = world.clock.monotonic()
-    while not condition():
-        assert world.clock.monotonic() - began <= within_s, f"not within {within_s} s: {what}"
-        await asyncio.sleep(0.05)
-    return world.clock.monotonic() - began
-
-
-def logged(world: World) -> bool:
-    """One owner for each shard, with a backup, and nothing left to offer."""
-    stores = [exchange_of(member).store for member in world.running()]
-    owned = [one for store in stores for one in store.owned.values()]
-    paired = all(one.backup is not None and not one.moving for one in owned)
-    return paired and len(owned) == len(stores[0]) and not any(store.superseded for store in stores)
 
 
 def remember(member: Member, term: Term) -> None:

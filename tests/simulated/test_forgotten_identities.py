@@ -11,8 +11,7 @@ from p2pnode.training.exchange.messages import Push
 from p2pnode.training.shards.applied import Applied, DeltaId
 from p2pnode.training.shards.state import ShardState
 from tests.harness.histories.conservation import play
-from tests.harness.swarms.exchange_swarm import World
-from tests.simulated.test_exchange_faults import (
+from tests.harness.swarms.exchange_story import (
     BOUND_S,
     ONES,
     VALUES,
@@ -25,6 +24,7 @@ from tests.simulated.test_exchange_faults import (
     until,
     value,
 )
+from tests.harness.swarms.exchange_swarm import World
 
 STARTS = 24
 LISTED = 8

@@ -11,8 +11,8 @@ import pytest
 from p2pnode.overlay.sockets import concurrency
 from p2pnode.training.settings import ExchangeSettings
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.exchange_story import exchange_of, join
 from tests.harness.swarms.exchange_swarm import World
-from tests.simulated.test_exchange_faults import exchange_of, join
 
 PLACES = 8
 PUSHERS = 40

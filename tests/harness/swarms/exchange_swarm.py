@@ -35,6 +35,8 @@ RETURNED_S = (0.1, 2.0)
 
 #: Sees every request when it is sent: the names of sender and receiver, the request's name, and its payload.
 Observer = Callable[[str, str, str, bytes], None]
+#: Whether a fault strikes a request: the names of sender and receiver, and the request's name.
+Strikes = Callable[[str, str, str], bool]
 
 
 @dataclass
@@ -96,6 +98,9 @@ class World:
         self.synchronous = synchronous
         self.requests = 0
         self.observers: list[Observer] = []
+        #: Requests that their receiver rejects, and requests whose answers are lost.
+        self.rejected: list[Strikes] = []
+        self.unanswered: list[Strikes] = []
         #: Whether nodes train; if not, none is counted as a worker.
         self.training = True
         #: Capacity classes that nodes have announced.
@@ -325,6 +330,10 @@ class World:
         for observe in self.observers:
             observe(sender.name, target.name, name, payload)
 
+        if any(strikes(sender.name, target.name, name) for strikes in self.rejected):
+            _fail(answer, TransportError("rejected", to.address, "the story rejects it"))
+            return
+
         def arrive() -> None:
             overlay = target.overlay
             if overlay is None or not source.running:
@@ -393,6 +402,8 @@ class World:
             _fail(answer, TransportError("reset", overlay.address, str(error)))
             return
         if self.random.random() < self.links.loss or not self.reachable(sender, target):
+            return
+        if any(strikes(sender.name, target.name, name) for strikes in self.unanswered):
             return
 
         def deliver() -> None:

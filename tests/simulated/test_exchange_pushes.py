@@ -1,0 +1,428 @@
+"""Deltas on their way to the owners: what is sent, to whom, how often, and what comes back to the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from p2pnode.overlay.transport import TransportError
+from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.encoding.frames import Part, frames
+from p2pnode.training.exchange.client.push import PUSH_DEADLINE_S
+from p2pnode.training.exchange.directory import OwnerDirectory
+from p2pnode.training.exchange.messages import ForwardAnswer, Push, PushAnswer, decode
+from p2pnode.training.exchange.ownership_messages import ShardList, TransferResult
+from tests.harness.environment.simulated import InlineExecutor
+from tests.harness.swarms.exchange_story import (
+    BOUND_S,
+    ONES,
+    VALUES,
+    ask,
+    backup,
+    bystander,
+    events,
+    exchange_of,
+    logged,
+    model,
+    owned,
+    owner,
+    paired,
+    push,
+    simulate,
+    striking,
+    until,
+    value,
+)
+from tests.harness.swarms.exchange_swarm import GENESIS, World
+
+
+def pushes_seen(world: World) -> list[Push]:
+    """The pushes that are sent from now on."""
+    seen: list[Push] = []
+
+    def observe(_sender: str, _receiver: str, name: str, payload: bytes) -> None:
+        if name == "push":
+            seen.append(decode(payload.removeprefix(GENESIS), Push))
+
+    world.observers.append(observe)
+    return seen
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_a_push_is_one_request_to_each_owner(nodes: int) -> None:
+    """Of a node alone it is none: what it owns is added at once, and exactly, and its next pull has it."""
+
+    async def scenario(world: World) -> None:
+        member, seen = world.running()[-1], pushes_seen(world)
+        delta = np.random.default_rng(1).standard_normal(VALUES).astype(np.float32)
+        report = await exchange_of(member).push(1, 0, 1.0, delta.copy())
+
+        assert (report.acknowledged, report.refused, report.outstanding) == (4, {}, 0)
+        assert model(world).tolist() == delta.tolist()
+        others = {owner(world, shard).name for shard in range(4)} - {member.name}
+        assert len(seen) == len(others)
+        assert bool(report.bytes_sent) is bool(others)
+        assert (await exchange_of(member).pull(1)).missing == []
+        assert exchange_of(member).replica.vector.tolist() == delta.tolist()
+
+    simulate(scenario, nodes=nodes, shards=4)
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8", "int4", "sparse"])
+def test_what_the_owners_decode_is_all_that_a_push_takes_from_the_trainer(codec: CodecName) -> None:
+    """The rest stays with it, for its next delta. The last delta of a run leaves less of it."""
+
+    async def scenario(world: World) -> None:
+        member, rests = bystander(world), []
+        world.training = False
+        for step, is_last in ((1, False), (2, True)):
+            trained = np.random.default_rng(1).normal(size=64).astype(np.float32)
+            delta, before, told = trained.copy(), model(world).copy(), list[np.ndarray]()
+            await exchange_of(member).push(
+                step, step - 1, 1.0, delta, on_sent=lambda d=delta, t=told: t.append(d.copy()), is_last=is_last
+            )
+            np.testing.assert_allclose(model(world) - before, delta, rtol=1e-5, atol=1e-6)
+            assert [one.tolist() for one in told] == [delta.tolist()]
+            rests.append(float(np.abs(trained - delta).sum()))
+        assert (rests[0] == 0.0) is (codec == "float32")
+        assert rests[1] <= rests[0]
+
+    simulate(scenario, nodes=3, values=64, codec=codec)
+
+
+def test_an_owner_that_answers_nothing_keeps_one_delta_and_the_others_go_back_to_the_trainer() -> None:
+    """Each push waits for its deadline. The first delta was sent, so it stays, and is added once, however often it was
+    sent; of the later ones no byte was sent, and they are given back."""
+
+    async def scenario(world: World) -> None:
+        to, member, returned = owner(world), bystander(world), []
+        with striking(world.unanswered, "push", sender=member, to=to):
+            for step in range(1, 5):
+                began_s = world.clock.monotonic()
+                report = await exchange_of(member).push(step, step - 1, 1.0, step * ONES)
+                assert world.clock.monotonic() - began_s == pytest.approx(PUSH_DEADLINE_S, abs=0.3)
+                returned.append(report.returned)
+        mine = tuple(shard for shard in range(2) if owner(world, shard) is to)
+        assert returned == [(), mine, mine, mine]
+        assert exchange_of(member).outbox.steps == [1]
+        assert exchange_of(member).outbox.shards == set(mine)
+        assert await exchange_of(member).flush(BOUND_S) == 0
+        assert [value(world)[shard] for shard in mine] == [1.0] * len(mine)
+        assert len(events(world, "push_unfinished")) == 4
+
+    simulate(scenario, nodes=4)
+
+
+def test_a_fault_of_this_node_drops_no_delta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is logged, and the delivery goes on: the owner may have added some of it."""
+
+    async def scenario(world: World) -> None:
+        by_owner, faults = OwnerDirectory.by_owner, [KeyError("a fault"), KeyError("another")]
+
+        def failing(*arguments: Any) -> Any:
+            if faults:
+                raise faults.pop()
+            return by_owner(*arguments)
+
+        monkeypatch.setattr(OwnerDirectory, "by_owner", failing)
+        await push(bystander(world), 1)
+        assert value(world) == [1.0, 1.0]
+        assert len(events(world, "exchange_service_failed")) == 2
+
+    simulate(scenario, nodes=4)
+
+
+def test_under_bsp_a_step_waits_for_its_owners() -> None:
+    """Nothing is trained apart: a step is announced when all have it."""
+
+    async def scenario(world: World) -> None:
+        member = bystander(world)
+        with striking(world.rejected, "push", sender=member), pytest.raises(TimeoutError):
+            async with asyncio.timeout(100.0):
+                await exchange_of(member).push(1, 0, 1.0, ONES.copy())
+        assert not exchange_of(member).is_apart
+        assert await exchange_of(member).flush(BOUND_S) == 0
+        exchange_of(owner(world)).store.fold(0, 1)
+        assert value(world)[0] == 1.0
+
+    simulate(scenario, nodes=4, synchronous=True)
+
+
+@pytest.mark.parametrize("kind", ["sum", "population"])
+def test_what_a_node_trains_out_of_reach_of_all_owners_is_added_when_it_is_back(kind: str) -> None:
+    """No push of it waits, and none is sent. What goes out then says that it was trained apart, and has the weight of
+    the workers of before; what was begun to be sent before keeps its identity."""
+
+    async def scenario(world: World) -> None:
+        member, seen = world.members["client"], pushes_seen(world)
+        exchange, overlay = exchange_of(member), member.overlay
+        assert overlay is not None
+        world.training = False
+        with striking(world.unanswered, "push", sender=member):
+            await exchange.push(1, 0, 1.0, 8 * ONES)
+        world.part({"client": 1})
+        await until(world, exchange.directory.is_apart, within_s=BOUND_S, what="no owner is in reach")
+        exchange.view.invalidate()
+        began_s = world.clock.monotonic()
+        for step in range(2, 5):
+            exchange.begin_at(step)
+            report = await exchange.push(step, step - 1, 1.0, step * ONES)
+            assert report.returned == (0, 1)
+        bad = await exchange.push(5, 4, 1.0, np.nan * ONES)
+        assert bad.refused == {"not_finite": 2}
+        assert world.clock.monotonic() == began_s
+        assert exchange.is_apart
+
+        world.heal()
+        assert await exchange.flush(30.0) == 0
+        before = value(world)
+        report = await exchange.push(6, 5, 1.0, 100 * ONES)
+        assert (report.outstanding, report.refused) == (0, {})
+        assert not exchange.is_apart
+        assert [now - then for now, then in zip(value(world), before, strict=True)] == [100.0, 100.0]
+        assert {(one.step, one.apart) for one in seen} >= {(1, False), (1, True), (6, True)}
+        assert [one.event for one in world.records if "in_reach" in one.event or "out_of_reach" in one.event] == [
+            "owners_out_of_reach",
+            "owners_in_reach",
+        ]
+        await exchange.push(7, 6, 1.0, ONES.copy())
+        assert not seen[-1].apart
+
+    async def with_client(world: World) -> None:
+        client = await world.start("client")
+        assert client.overlay is not None
+        client.overlay.eligible = False
+        world.spread(client)
+        await exchange_of(client).join(world.members["n0"].contact)
+        await asyncio.sleep(3.0)
+        await scenario(world)
+
+    simulate(with_client, nodes=3, weight=kind)
+
+
+def test_large_shards_are_worked_on_beside_the_loop_and_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Founding, encoding, decoding, measuring and copying run in threads. A retry in between adds nothing twice, and a
+    delta that is not finite is refused."""
+    for name, most in (("PASS", 3), ("TURN", 1), ("PART", 4)):
+        monkeypatch.setattr(f"p2pnode.training.cooperative.VALUES_PER_{name}", most)
+    monkeypatch.setattr("p2pnode.training.exchange.client.outbox.VALUES_PER_PART", 4)
+    names, run_in_thread = dict[str, None](), InlineExecutor.run
+
+    async def noted(self: InlineExecutor, function: Any, /, *arguments: Any, **options: Any) -> Any:
+        names[getattr(function, "__name__", "")] = None
+        await asyncio.sleep(0.01)
+        return await run_in_thread(self, function, *arguments, **options)
+
+    monkeypatch.setattr(InlineExecutor, "run", noted)
+
+    async def scenario(world: World) -> None:
+        assert "fresh_state" in names
+        names.clear()
+        member = bystander(world)
+        await push(member, 1)
+        await push(owner(world), 1, 10.0)
+        report = await exchange_of(member).push(2, 1, 1.0, np.array([np.nan, *[1.0] * 7], np.float32))
+        assert report.refused == {"not_finite": 1}
+        assert {"_encode", "received", "item", "_decoded_in_range"} <= names.keys()
+        assert model(world).tolist() == [11.0] * 4 + [12.0] * 4
+        await until(world, lambda: paired(world), within_s=BOUND_S, what="backups with the same bits")
+
+    simulate(scenario, nodes=4, codec="bfloat16")
+
+
+def test_a_delta_that_is_sent_again_is_added_everywhere_with_the_weight_of_its_first_attempt() -> None:
+    """Its backup has added it, and the answer was lost. Meanwhile there are more workers."""
+
+    async def scenario(world: World) -> None:
+        member = bystander(world)
+        count_workers(world, 2.0)
+        with striking(world.unanswered, "forward", to=backup(world)):
+            await exchange_of(member).push(1, 0, 0.5, ONES.copy())
+        count_workers(world, 8.0)
+        assert await exchange_of(member).flush(BOUND_S) == 0
+        assert paired(world)
+        assert value(world) == [0.5]
+
+    def count_workers(world: World, count: float) -> None:
+        for member in world.running():
+            assert member.overlay is not None
+            member.overlay.workers = lambda: count  # type: ignore[method-assign]
+            exchange_of(member).view.invalidate()
+
+    simulate(scenario, nodes=4, shards=1, weight="population")
+
+
+def test_a_push_that_is_not_its_senders_or_does_not_fit_is_refused_with_the_reason() -> None:
+    """What came before a broken frame is added. A shard of another owner is redirected to it."""
+
+    async def scenario(world: World) -> None:
+        to, member = owner(world), bystander(world)
+        mine = [shard for shard in range(8) if owner(world, shard) is to]
+        assert len(mine) > 1
+        node = member.contact.node_id
+
+        async def answered(message: Push, *shards: int, torn: int = 0) -> list[tuple[str, str]]:
+            body = [
+                bytes(one) for shard in shards for one in frames(shard, np.ones(2, np.float32), "float32", Part.DELTA)
+            ]
+            if torn:
+                body[-1] = body[-1][:-torn]
+            found = await ask(member, to, "push", message, PushAnswer, body)
+            return [(result.status, result.reason) for result in found.results]
+
+        other = Push(to.contact.node_id, 1, 1, 0, 1.0, mine[:1])
+        assert await answered(other, mine[0]) == [("refused", "not_yours")]
+        assert await answered(Push(node, 1, 1, 0, 1.0, [99]), 0) == [("refused", "shape")]
+        assert await answered(Push(node, 1, 1, 0, 1.0, mine[:2]), *mine[:2], torn=3) == [
+            ("ok", ""),
+            ("refused", "malformed"),
+        ]
+        theirs = next(shard for shard in range(8) if shard not in mine)
+        found = await ask(
+            member,
+            to,
+            "push",
+            Push(node, 1, 2, 1, 1.0, [theirs]),
+            PushAnswer,
+            [bytes(one) for one in frames(theirs, np.ones(2, np.float32), "float32", Part.DELTA)],
+        )
+        (result,) = found.results
+        assert (result.status, result.owner_info and result.owner_info.owner) == (
+            "redirect",
+            owner(world, theirs).contact.node_id,
+        )
+        assert [value(world)[shard] for shard in mine[:2]] == [1.0, 0.0]
+
+    simulate(scenario, nodes=4, shards=8, values=16)
+
+
+def test_a_node_that_has_closed_adds_nothing_more() -> None:
+    """It knows that its states are complete, and its disk gets all of them."""
+
+    async def scenario(world: World) -> None:
+        exchange = exchange_of(owner(world))
+        await push(owner(world), 1)
+        assert not exchange.is_clean()
+        await exchange.close(1.0)
+        report = await exchange.push(2, 1, 1.0, ONES.copy())
+        assert (report.acknowledged, report.outstanding) == (0, 2)
+        assert exchange.is_clean()
+        assert [(shard, float(state.value[0])) for shard, _, state in exchange.store.states_to_save()] == [
+            (0, 1.0),
+            (1, 1.0),
+        ]
+
+    simulate(scenario, nodes=1)
+
+
+def test_a_backup_that_says_nothing_is_replaced_and_no_delta_is_added_without_it() -> None:
+    """The owner goes on under a higher term, with another node that has what was added."""
+
+    async def scenario(world: World) -> None:
+        former, term = backup(world), owned(world).term
+        world.pause(former.name)
+        report = await exchange_of(bystander(world)).push(1, 0, 1.0, ONES.copy())
+        assert report.outstanding == 0 or owned(world).backup != former.contact
+        await until(world, lambda: logged_without(world, former.name), within_s=BOUND_S, what="another backup")
+        assert await exchange_of(bystander(world)).flush(BOUND_S) == 0
+        assert owned(world).term > term
+        assert paired(world)
+
+    def logged_without(world: World, name: str) -> bool:
+        found = [one.backup for one in exchange_of(owner(world)).store.owned.values()]
+        return all(one is not None and one != world.members[name].contact for one in found)
+
+    simulate(scenario, nodes=5, shards=1)
+
+
+def test_a_backup_that_has_lost_the_shard_is_dropped_by_its_owner() -> None:
+    """It answers that it backs up nothing, as after a restart that nobody has noticed: the owner looks for another."""
+
+    async def scenario(world: World) -> None:
+        del exchange_of(backup(world)).store.backed[0]
+        term = owned(world).term
+        await push(bystander(world), 1)
+        await until(world, lambda: owned(world).backup is not None and paired(world), within_s=BOUND_S, what="a pair")
+        assert owned(world).term > term
+        assert value(world) == [1.0]
+
+    simulate(scenario, nodes=4, shards=1)
+
+
+def test_a_backup_adds_its_own_delta_from_its_own_copy_and_asks_for_what_it_keeps_no_more() -> None:
+    """The forward of its delta has no array, whatever the codec."""
+
+    async def scenario(world: World) -> None:
+        member, sizes = backup(world), list[int]()
+        carry = world.carry
+
+        def noted(source: Any, to: Any, name: str, payload: bytes, buffers: list[bytes], answer: Any) -> None:
+            if name == "forward" and to == member.contact:
+                sizes.append(sum(map(len, buffers)))
+            carry(source, to, name, payload, buffers, answer)
+
+        world.carry = noted  # type: ignore[method-assign]
+        await push(member, 1)
+        assert sizes == [0]
+        sent = exchange_of(member).sent
+        find, sent.find = sent.find, lambda *_: None  # type: ignore[method-assign]
+        await push(member, 2)
+        assert [bool(size) for size in sizes] == [False, False, True]
+        sent.find = find  # type: ignore[method-assign]
+        assert paired(world)
+        assert value(world) == [3.0]
+
+    simulate(scenario, nodes=4, shards=1)
+
+
+def test_values_out_of_range_reach_no_backup() -> None:
+    """Whatever its owner has accepted: the copy stays one that training can go on from, and the nonsense is counted."""
+
+    async def scenario(world: World) -> None:
+        from p2pnode.training.exchange.messages import Forward, Forwarded
+
+        sender, to = owner(world), backup(world)
+        for bad in (3e38, np.inf, np.nan):
+            body = [bytes(one) for one in frames(0, np.full(VALUES, bad, np.float32), "float32", Part.DELTA)]
+            message = Forward(b"x" * 20, 1, 1, 1.0, False, [Forwarded(0, owned(world).term, 0)])
+            answer = await ask(sender, to, "forward", message, ForwardAnswer, body)
+            assert [result.status for result in answer.results] == ["unknown"]
+        assert paired(world)
+        assert [one.event for one in world.records if "range" in one.event] == ["forward_out_of_range"] * 3
+
+    simulate(scenario, nodes=3, shards=1)
+
+
+def test_a_node_that_finds_an_owner_dead_waits_for_it_no_longer() -> None:
+    """Its request ends when the failure detector has decided, and its shards are sent to who takes them over."""
+
+    async def scenario(world: World) -> None:
+        dead, member = owner(world), bystander(world)
+        await push(member, 1)
+        world.kill(dead.name)
+        began_s = world.clock.monotonic()
+        await asyncio.wait_for(push(member, 2), BOUND_S)
+        assert world.clock.monotonic() - began_s <= BOUND_S
+        assert value(world) == [3.0, 3.0]
+        await until(world, lambda: logged(world), within_s=BOUND_S, what="pairs again")
+
+    simulate(scenario, nodes=5)
+
+
+def test_who_asks_another_to_take_over_is_not_believed_that_the_owner_is_dead() -> None:
+    """The shard waits for a survey, and its owner keeps it. The answer names that one."""
+
+    async def scenario(world: World) -> None:
+        member, to, owning = bystander(world), backup(world), owner(world)
+        answer = await ask(member, to, "request_takeover", ShardList([0, 99]), TransferResult)
+        assert answer.taken == [0]
+        assert [info.owner for info in answer.others] == [owning.contact.node_id]
+        await asyncio.sleep(3.0)
+        assert owner(world) is owning
+        with pytest.raises(TransportError):
+            await ask(member, to, "no_such_request", ShardList([0]), TransferResult)
+
+    simulate(scenario, nodes=4, shards=1)
