@@ -156,8 +156,8 @@ class Overlay:
         return peer.eligible
 
     def takes_streams(self, node_id: bytes) -> bool:
-        """In these histories a node that lives takes streams, unless the line to it is cut."""
-        return True
+        """In these histories a node that lives takes streams, unless it is hidden or the line to it is cut."""
+        return node_id not in self.world.hidden
 
     def workers(self) -> float:
         if not self.world.training:

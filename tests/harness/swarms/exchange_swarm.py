@@ -105,6 +105,8 @@ class World:
         self.training = True
         #: Capacity classes that nodes have announced.
         self.capacities: dict[bytes, int] = {}
+        #: Ids of nodes that nobody can dial.
+        self.hidden: dict[bytes, None] = {}
         #: How far apart the barrier lets nodes be; None: there is none.
         self.staleness: int | None = None
         self.make_log: Callable[[str], Log] = lambda name: ListLog(self.records, name, self.clock)
@@ -256,6 +258,15 @@ class World:
         if one.name in self._paused or other.name in self._paused or (one.name, other.name) in self._cuts:
             return False
         return self._groups.get(one.name, 0) == self._groups.get(other.name, 0)
+
+    def hide(self, name: str) -> None:
+        """Nobody can dial a node any more: it finds out, and may own nothing."""
+        member = self.members[name]
+        assert member.overlay is not None
+        self.hidden[member.contact.node_id] = None
+        member.overlay.eligible = False
+        member.overlay._candidates.clear()
+        self.spread(member)
 
     def announce(self, name: str, capacity: int) -> None:
         """A node announces another capacity class."""
