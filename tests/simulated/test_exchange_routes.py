@@ -1,0 +1,242 @@
+"""Requests by way of another member, between two that do not reach each other; and whom a node has to do with."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import RequestRejected, TransportError
+from p2pnode.training.exchange.messages import (
+    Indirect,
+    LocateOwners,
+    LocateOwnersAnswer,
+    Pull,
+    PullAnswer,
+    Wanted,
+    decode,
+    encode,
+)
+from p2pnode.training.exchange.peer_score import IGNORED_S
+from p2pnode.training.exchange.terms import ZERO_TERM
+from tests.harness.swarms.exchange_overlay import chunks
+from tests.harness.swarms.exchange_story import (
+    BOUND_S,
+    ONES,
+    backup,
+    bystander,
+    events,
+    exchange_of,
+    logged,
+    owner,
+    paired,
+    simulate,
+    striking,
+    until,
+    value,
+)
+from tests.harness.swarms.exchange_swarm import GENESIS, Links, Member, World
+
+ASK = LocateOwners([], [])
+PULL = Pull(0, "float32", [Wanted(0, ZERO_TERM, 0)])
+
+
+def separate(world: World, one: Member, other: Member) -> None:
+    """The two reach others, and not each other."""
+    world.cut(one.name, other.name)
+    world.cut(other.name, one.name)
+
+
+def test_two_members_with_a_hole_between_them_exchange_deltas_by_way_of_a_third() -> None:
+    """An owner, its pusher and its backup: nobody is replaced for it, each delta is added once, and the detour ends
+    with the hole."""
+
+    async def scenario(world: World) -> None:
+        owning, member = owner(world), bystander(world)
+        term = exchange_of(owning).store.owned[0].term
+        separate(world, owning, member)
+        await exchange_of(member).push(1, 0, 1.0, ONES.copy())
+        assert await exchange_of(member).flush(30.0) == 0
+        assert value(world) == [1.0]
+        assert exchange_of(member).view.score.relay(owning.contact.node_id)
+        assert not exchange_of(member).view.is_gone(owning.contact.node_id)
+        assert (await exchange_of(member).pull(1)).missing == []
+        assert (owner(world), exchange_of(owning).store.owned[0].term) == (owning, term)
+        (found, *_) = events(world, "route_found")
+        assert found.fields["reason"]
+
+        world.heal()
+        await until(
+            world,
+            lambda: not exchange_of(member).view.score.unreached(),
+            within_s=90.0,
+            what="direct requests",
+        )
+
+    simulate(scenario, nodes=5, shards=1)
+
+
+def test_a_hole_between_owner_and_backup_costs_no_delta() -> None:
+    """Whichever way it ends, with a relay or with another backup: there is one owner, and a pair with the same bits."""
+
+    async def scenario(world: World) -> None:
+        separate(world, owner(world), backup(world))
+        member = bystander(world)
+        for step in range(1, 6):
+            await exchange_of(member).push(step, step - 1, 1.0, ONES.copy())
+        assert await exchange_of(member).flush(30.0) == 0
+        assert value(world) == [5.0]
+        await until(world, lambda: logged(world) and paired(world), within_s=2 * BOUND_S, what="a pair")
+
+    simulate(scenario, nodes=5, shards=1)
+
+
+async def relayed(
+    relay: Member, sender: Member, target: Contact, name: str, genesis: bytes = GENESIS, message: object = ASK
+) -> tuple[bytes, list[bytes]]:
+    """A request of `sender` that `relay` is asked to pass on; the body of its answer."""
+    exchange = exchange_of(sender)
+    assert sender.overlay is not None
+    payload = genesis + encode(message)  # type: ignore[arg-type]
+    async with exchange.rpc._indirect.request(relay.contact, target, name, payload, (), 2.0) as answer:
+        return answer.head, [bytes(buffer) async for buffer in answer.body]
+
+
+def test_a_relay_passes_a_request_on_as_its_senders_own_and_its_failures_are_those_of_the_receiver() -> None:
+    """Both bodies arrive. A rejection is an answer of the receiver. A relay that is not reached is named."""
+
+    async def scenario(world: World) -> None:
+        sender, relay, target = world.running()[:3]
+        head, _ = await relayed(relay, sender, target.contact, "where_is")
+        assert len(decode(head, LocateOwnersAnswer).known) == 2
+        owning = owner(world)
+        via = next(one for one in world.running() if one not in (owning, sender))
+        head, body = await relayed(via, sender, owning.contact, "pull", message=PULL)
+        assert [one.status for one in decode(head, PullAnswer).results] == ["value"]
+        assert sum(map(len, body)) > 16
+
+        with pytest.raises(TransportError) as caught:
+            await relayed(relay, sender, target.contact, "no_such")
+        assert caught.value.is_not_served
+        with pytest.raises(TransportError, match="another swarm"):
+            await relayed(relay, sender, target.contact, "where_is", genesis=b"other" * 4)
+        world.cut(relay.name, target.name)
+        with pytest.raises(TransportError) as caught:
+            await relayed(relay, sender, target.contact, "where_is")
+        assert (caught.value.kind, caught.value.address) == ("timeout", target.contact.address)
+        world.cut(sender.name, relay.name)
+        with pytest.raises(TransportError, match=f"by way of {relay.contact.address}"):
+            await relayed(relay, sender, target.contact, "where_is")
+
+    simulate(scenario, nodes=4)
+
+
+def test_an_answer_that_breaks_on_its_way_through_a_relay_never_looks_complete() -> None:
+    """And the request of nobody, or one that was passed on already, is refused: it cannot go in a circle."""
+
+    async def scenario(world: World) -> None:
+        sender, relay, target = world.running()[0], world.running()[1], owner(world)
+        relay = next(one for one in world.running() if one not in (sender, target))
+        world.links = Links(torn=1.0)
+        for _ in range(3):
+            with pytest.raises(TransportError):
+                await relayed(relay, sender, target.contact, "pull", message=PULL)
+        world.links = Links()
+
+        async def handled(message: Indirect | bytes) -> None:
+            assert relay.overlay is not None
+            payload = message if isinstance(message, bytes) else encode(message)
+            await relay.overlay.handlers["indirect"](sender.contact, payload, chunks([]))
+
+        there, here = target.contact, relay.contact
+        passed = Indirect(there.node_id, *there.address, "where_is", 1000, b"", b"x" * 20, *sender.contact.address)
+        nobody = Indirect(here.node_id, *here.address, "x", 1, b"", b"", "?")
+        with pytest.raises(RequestRejected, match="passed on already"):
+            await handled(passed)
+        for bad in (b"", b"\x93nonsense", nobody):
+            with pytest.raises(RequestRejected, match="malformed Indirect"):
+                await handled(bad)
+
+    simulate(scenario, nodes=4, shards=1, seed=6)
+
+
+def test_a_node_of_another_swarm_is_asked_nothing_for_a_while() -> None:
+    """Its own requests are rejected each time, with the reason; malformed ones too, but their sender stays a member."""
+
+    async def scenario(world: World) -> None:
+        sender, to = world.running()[1:3]
+        score = exchange_of(to).view.score
+
+        async def rejection(payload: bytes) -> str:
+            assert sender.overlay is not None
+            with pytest.raises(TransportError) as caught:
+                async with sender.overlay.request(to.contact, "where_is", payload, timeout_s=1.0):
+                    pass
+            return caught.value.detail
+
+        assert "malformed LocateOwners" in await rejection(GENESIS + b"\xc1")
+        assert not score.is_quarantined(sender.contact.node_id)
+        assert "another swarm" in await rejection(b"other" * 4 + encode(ASK))
+        assert score.is_quarantined(sender.contact.node_id)
+        await asyncio.sleep(IGNORED_S)
+        assert not score.is_quarantined(sender.contact.node_id)
+
+    simulate(scenario, nodes=4)
+
+
+def test_a_request_goes_to_the_present_address_and_ends_when_its_receiver_is_found_dead() -> None:
+    """A contact may be of an earlier start. What is under way to a dead node fails at once; another request goes on."""
+
+    async def scenario(world: World) -> None:
+        asker, to, other = world.running()[:3]
+        former = Contact(to.contact.node_id, Address("10.9.9.9", 1))
+        answer = await exchange_of(asker).rpc.ask(former, "where_is", ASK, LocateOwnersAnswer, 1.0)
+        assert len(answer.known) == 2
+
+        async def failure(one: Member) -> tuple[str, float]:
+            began_s = world.clock.monotonic()
+            with striking(world.unanswered, "where_is"), pytest.raises(TransportError) as caught:
+                await exchange_of(asker).rpc.ask(one.contact, "where_is", ASK, LocateOwnersAnswer, 9.0)
+            return caught.value.kind, round(world.clock.monotonic() - began_s, 1)
+
+        asyncio.get_running_loop().call_later(0.5, exchange_of(asker).rpc.found_dead, to.contact.node_id)
+        assert await asyncio.gather(failure(to), failure(other)) == [("reset", 0.5), ("timeout", 9.0)]
+        assert exchange_of(asker).rpc.under_way == {}
+
+    simulate(scenario, nodes=4)
+
+
+def test_who_answers_nothing_is_given_more_time_next_time_unless_it_is_suspected() -> None:
+    """After a silence half as long again. A suspect, or a dead node, is given no more than the bound."""
+
+    async def scenario(world: World) -> None:
+        asker, to = world.running()[:2]
+        assert asker.overlay is not None
+
+        async def waited() -> float:
+            began_s = world.clock.monotonic()
+            with pytest.raises(TransportError):
+                await exchange_of(asker).rpc.ask(to.contact, "where_is", ASK, LocateOwnersAnswer, 1.0)
+            return round(world.clock.monotonic() - began_s, 2)
+
+        with striking(world.unanswered, "where_is"):
+            assert [await waited() for _ in range(3)] == [1.0, 1.5, 2.25]
+
+        async def value_waited() -> float:
+            began_s = world.clock.monotonic()
+            with pytest.raises(TransportError):
+                async with exchange_of(asker).rpc.request("pull", to.contact, Pull(0, "float32", [])):
+                    pass
+            return round(world.clock.monotonic() - began_s, 2)
+
+        with striking(world.unanswered, "pull"):
+            assert [await value_waited() for _ in range(3)] == [3.0, 4.5, 6.75]
+        world.pause(to.name)
+        is_gone = partial(asker.overlay.is_gone, to.contact.node_id)
+        await until(world, is_gone, within_s=6.0, what="it is found dead")
+        assert await value_waited() == 4.5
+
+    simulate(scenario, nodes=3)
