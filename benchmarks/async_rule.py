@@ -36,8 +36,8 @@ import torch
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.virtual_worker import ADDED, LATE, VirtualWorker, initial, metrics_of
 from p2pnode.training.barriers.predicates import Barrier, make_barrier
-from p2pnode.training.codec_choice import LEAST_LOSSY
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.encoding.table import LEAST_LOSSY, CodecName
 from p2pnode.training.settings import BarrierSettings, ExchangeSettings
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.outer_rule import Rule

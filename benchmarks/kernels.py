@@ -15,7 +15,8 @@ import numpy as np
 from benchmarks.record import NotMeasured, Outcome, Series
 from p2pnode.training import kernels
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.outer_rule import Rule
 from p2pnode.training.shards.robust import norm_of

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.trainer.runner import TaskRunner
 from p2pnode.training.trainer_link.interface import StepOrder
 from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived

@@ -15,7 +15,7 @@ import msgspec
 
 from p2pnode.lifecycle.memory_budget import budget
 from p2pnode.training.codec_choice import PART_BESIDE, CodecChoice, LineFacts
-from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shard_count import shard_count
 from p2pnode.training.step_bytes import StepBytes, StepShape, step_bytes

@@ -8,8 +8,9 @@ and every change must be decided twice in a row, so a rate near an edge changes 
 A line is measured only when it was busy for some time. Before that the first push is a probe of a few megabytes, or of
 fewer where the rate at which the vector was received shows that the line carries no more. While
 pushes take less than half of their time, the next less lossy codec is tried; one that takes more than its time is given
-up for a while. A slow line is busy during a probe, and measured then; a fast one ends at bfloat16 within a few steps. A
-measured rate may still be too small, because of slow peers: pushes that take little of their time overrule it.
+up for a while. A slow line is busy during a probe, and measured then; a fast one ends at the most exact codec within a
+few steps. A measured rate may still be too small, because of slow peers: pushes that take little of their time overrule
+it.
 
 `CodecChoice` decides, purely; `CodecControl` gathers the measured line, the shares of this node and the times.
 """
@@ -24,23 +25,19 @@ from statistics import median_high
 
 from p2pnode.overlay.environment import Log
 from p2pnode.overlay.line_rate import MeasuredLine
-from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.encoding.table import CHANGES, CHOICES, LEAST_LOSSY, CodecName
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.step_bytes import StepShape, step_bytes
 
-#: The choices, least lossy first.
-CHOICES: tuple[CodecName, ...] = ("bfloat16", "int8", "int4", "sparse")
-#: What "auto" settles on where the line is fast.
-LEAST_LOSSY = CHOICES[0]
 #: The part of a step's training that its exchange may take, beside it and, under bsp, after it.
 PART_BESIDE, PART_ALONE = 0.4, 0.1
 #: A less lossy codec than the present one must fit into this part of the time allowed.
 CLIMB = 0.8
 #: Decisions in a row before the codec changes.
 CONFIRMATIONS = 2
-#: So few bytes are sent as bfloat16 over any line: their time is the round trip.
+#: So few bytes are sent in the most exact codec over any line: their time is the round trip.
 SMALL_BYTES = 64 * 1024
-#: The first push over a line that is not known has at most so many bytes, unless sparse has more.
+#: The first push over a line that is not known has at most so many bytes, unless the shortest codec needs more.
 PROBE_BYTES = 4_000_000
 #: After a try that took too long, so many steps pass before the next.
 TRY_AGAIN_STEPS = 10
@@ -84,7 +81,7 @@ class CodecChoice:
     def __init__(self, settings: ExchangeSettings) -> None:
         self.is_automatic = settings.codec == "auto"
         #: The codec in use; before the first decision a careful one.
-        self.codec: CodecName = "int4" if settings.codec == "auto" else settings.codec
+        self.codec: CodecName = CHANGES if settings.codec == "auto" else settings.codec
         #: Why, for the log and `/status`.
         self.reason = "" if self.is_automatic else "exchange.codec"
         self._settings = settings
@@ -128,8 +125,8 @@ class CodecChoice:
     def _first(self, facts: LineFacts) -> tuple[CodecName, str]:
         if facts.upload_bytes_per_s is not None and facts.step_s:
             return self._by_rate(facts)
-        if self.needed_bytes(facts, "bfloat16") <= SMALL_BYTES:
-            return "bfloat16", _SMALL
+        if self.needed_bytes(facts, LEAST_LOSSY) <= SMALL_BYTES:
+            return LEAST_LOSSY, _SMALL
         probe, reason = CHOICES[-1], "the line is not measured yet, and the model is large"
         for codec in CHOICES[1:]:
             if step_bytes(facts.shape, codec).pushed <= PROBE_BYTES:
@@ -145,8 +142,8 @@ class CodecChoice:
         rates = facts.rates
         if not facts.step_s or rates is None:
             return self.codec, self.reason
-        if self.needed_bytes(facts, "bfloat16") <= SMALL_BYTES:
-            return "bfloat16", _SMALL
+        if self.needed_bytes(facts, LEAST_LOSSY) <= SMALL_BYTES:
+            return LEAST_LOSSY, _SMALL
         for codec in CHOICES:
             up, down = self._bytes(facts.shape, codec)
             limit_s = facts.allowed_s * (CLIMB if _is_lossier(self.codec, codec) else 1.0)
@@ -177,8 +174,8 @@ class CodecChoice:
         return self.codec, took
 
     def _by_trial(self, facts: LineFacts) -> tuple[CodecName, str]:
-        if self.needed_bytes(facts, "bfloat16") <= SMALL_BYTES:
-            return "bfloat16", _SMALL
+        if self.needed_bytes(facts, LEAST_LOSSY) <= SMALL_BYTES:
+            return LEAST_LOSSY, _SMALL
         if facts.push_s is None or not facts.step_s:
             return self.codec, self.reason
         place = CHOICES.index(self.codec)

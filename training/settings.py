@@ -11,12 +11,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from p2pnode.training.encoding.table import CHANGES, CODECS, CodecSetting, in_words
 from p2pnode.training.shard_count import MAX_SHARDS
 
 Count = Annotated[int, Meta(ge=0)]
 PositiveCount = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+
+_BYTES = in_words([f"{codec.bytes_per_value:.2g}" for codec in CODECS.values()], "or")
+_CHANGES = in_words([name for name, codec in CODECS.items() if not codec.is_whole], "and")
+_PARTIAL = in_words([name for name, codec in CODECS.items() if codec.is_partial], "or")
 
 BarrierMethod = Literal["asp", "bsp", "ssp", "pbsp", "pssp", "custom"]
 
@@ -208,17 +213,17 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Meta(description="False: this node trains alone, nothing is pushed or pulled. For comparison only."),
     ] = True
     codec: Annotated[
-        Literal["auto", "float32", "bfloat16", "int8", "int4", "sparse"],
+        CodecSetting,
         Meta(
-            description="Encoding of pushed deltas: 4, 2, 1, 0.53 or 0.056 bytes per value; the next delta includes "
-            "what the encoding left out. auto: the most exact encoding that the measured bandwidth allows."
+            description=f"Encoding of pushed deltas: {_BYTES} bytes per value; the next delta includes what the "
+            "encoding left out. auto: the most exact encoding that the measured bandwidth allows."
         ),
     ] = "auto"
     pull_codec: Annotated[
-        Literal["auto", "float32", "bfloat16", "int8", "int4", "sparse"],
+        CodecSetting,
         Meta(
-            description="Encoding of pulled values; with int8, int4 and sparse a node receives only changes of "
-            "values. auto: the encoding of pushes, but int4 instead of sparse."
+            description=f"Encoding of pulled values; with {_CHANGES} a node receives only changes of values. auto: "
+            f"the encoding of pushes, but {CHANGES} instead of {_PARTIAL}."
         ),
     ] = "auto"
     shards: Annotated[

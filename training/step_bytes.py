@@ -11,26 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2pnode.training.encoding.codecs import SPARSE_VALUES, CodecName
 from p2pnode.training.encoding.pull_codecs import pulled_in
-
-#: A value and its share of a block's scales; sparse is `bytes_per_value`.
-_DENSE: dict[CodecName, float] = {
-    "float32": 4.0,
-    "bfloat16": 2.0,
-    "int8": 1.0 + 4 / 1024,
-    "int4": 0.5 + 2 / 64,
-}
-_SPARSE_BLOCK = 4096
-#: Of a sparse block: its count in two bytes, two magnitudes; per value sent 12 bits of index and 2 of value.
-_SPARSE_HEAD_BYTES, _SPARSE_VALUE_BYTES = 6.0, 14 / 8
-
-
-def bytes_per_value(codec: CodecName, sparse_values: int = SPARSE_VALUES) -> float:
-    """Encoded bytes per parameter; sparse sends `sparse_values` of a block."""
-    if codec == "sparse":
-        return (_SPARSE_HEAD_BYTES + _SPARSE_VALUE_BYTES * sparse_values) / _SPARSE_BLOCK
-    return _DENSE[codec]
+from p2pnode.training.encoding.table import CODECS, CodecName
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +57,8 @@ class StepBytes:
 def step_bytes(shape: StepShape, codec: CodecName, pull_codec: CodecName | None = None) -> StepBytes:
     """The bytes of a step with deltas in `codec` and pulls in `pull_codec`; None: what `exchange.pull_codec = "auto"`
     makes of `codec`. Every node trains and pulls once a step; a share that is owned has a backup where any is."""
-    push = bytes_per_value(codec) * shape.parameters
-    pull = bytes_per_value(pull_codec or pulled_in(codec)) * shape.parameters
+    push = CODECS[codec].bytes_per_value * shape.parameters
+    pull = CODECS[pull_codec or pulled_in(codec)].bytes_per_value * shape.parameters
     others = max(0.0, shape.nodes - 1.0)
     has_backup = shape.backed > 0.0
     return StepBytes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from p2pnode.overlay.peers import STALL_FLOOR_S, STALL_STEPS
-from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.shards.outer_rule import is_plain
 from p2pnode.training.swarm import Swarm
 

@@ -11,8 +11,8 @@ import msgspec
 
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.overlay.environment import Log
-from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.pull_codecs import subscribes
+from p2pnode.training.encoding.table import CHANGES, CODECS, LEAST_LOSSY, CodecName
 from p2pnode.training.exchange.owner.published import KEPT_PART
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shard_count import shard_count
@@ -83,15 +83,15 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
         return Budget(vector_bytes, vector_bytes, checkpoint=vector_bytes if checkpoints else 0)
     nodes = max(1.0, nodes)
     alone = nodes < 1.5
-    # auto uses any but float32; values are pulled as changes unless it is bfloat16.
-    largest: codecs.CodecName = "bfloat16" if settings.codec == "auto" else settings.codec
+    # auto uses any but float32; values are pulled as changes unless it is the most exact.
+    largest: CodecName = LEAST_LOSSY if settings.codec == "auto" else settings.codec
     has_momentum = settings.outer_momentum != 0.0 and not is_plain(largest)
     state_bytes = vector_bytes * (2 if has_momentum else 1)
     share_bytes = round(state_bytes / nodes)
     shards = settings.shards or shard_count(values)
     shard_bytes = -(-state_bytes // shards)
-    follows = subscribes(settings, "int8" if settings.codec == "auto" else settings.codec)
-    encoded_bytes = codecs.max_bytes(largest, values, codecs.SPARSE_VALUES)
+    follows = subscribes(settings, CHANGES if settings.codec == "auto" else settings.codec)
+    encoded_bytes = round(CODECS[largest].bytes_per_value * values)
     # The replica is read one shard at a time, and held shards are copied before they are written.
     copied_bytes = -(-vector_bytes // shards) + min(max(FILE_BYTES, shard_bytes), share_bytes)
     # Each node's delta of a step is logged where it is added, at the owner and at the backup of a shard.

@@ -16,6 +16,7 @@ from p2pnode.training.codec_choice import CodecChoice
 from p2pnode.training.dispatch.client import TROUBLE_S
 from p2pnode.training.dispatch.master import MasterFacts
 from p2pnode.training.dispatch.worker import RecordsFacts
+from p2pnode.training.encoding.table import CHOICES
 
 #: Steps with a refusal among the last ones (`Progress.refusals`). One refusal is no finding: a shard that has just been
 #: recovered, or one bad batch, refuses a step.
@@ -69,8 +70,8 @@ def line_findings(status: LineStatus, choice: CodecChoice | None) -> list[Findin
         return []
     what = f"this node's line carries {_megabytes(carried)} of {_megabytes(needed)} MB per step"
     advice = ["raise training.local_steps on all nodes"]
-    if not choice.is_automatic and choice.codec != "sparse":
-        advice.insert(0, 'set exchange.codec = "sparse"')
+    if not choice.is_automatic and choice.codec != CHOICES[-1]:
+        advice.insert(0, f'set exchange.codec = "{CHOICES[-1]}"')
     return [Finding(level="warning", what=what, do="; or ".join(advice))]
 
 

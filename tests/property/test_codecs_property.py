@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2pnode.overlay.transport import Buffer
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import (
     HEADER_BYTES,
     BadFrame,
@@ -22,12 +22,14 @@ from p2pnode.training.encoding.frames import (
     header,
     read_array,
 )
+from p2pnode.training.encoding.table import CODECS, CodecName
 
 FIXED = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 
-CODECS = st.sampled_from(["float32", "bfloat16", "int8"])
+NAMES = st.sampled_from(list(CODECS))
+FIXED_SIZES = st.sampled_from([name for name, codec in CODECS.items() if codec.has_fixed_size])
 #: Those whose encoding may be cut after any value.
-VALUE_BY_VALUE = st.sampled_from(["float32", "bfloat16"])
+VALUE_BY_VALUE = st.sampled_from([name for name, codec in CODECS.items() if codec.block_values == 1])
 BITS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 FINITE = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=40)
 
@@ -108,11 +110,11 @@ def test_all_finite_is_what_numpy_says(bits: list[int]) -> None:
 
 
 @FIXED
-@given(CODECS, st.binary(max_size=64), st.integers(0, 16))
+@given(FIXED_SIZES, st.binary(max_size=64), st.integers(0, 16))
 def test_decode_takes_exactly_its_bytes(codec: CodecName, data: bytes, size: int) -> None:
     """Any other number of bytes is `ValueError` and nothing else, and the target keeps its values."""
     into = np.full(size, 3.0, dtype=np.float32)
-    fits = len(data) == codecs.size_bytes(codec, size)
+    fits = len(data) == CODECS[codec].size_bytes(size)
     try:
         codecs.decode(data, codec, into)
         raised = False
@@ -126,7 +128,9 @@ def test_decode_takes_exactly_its_bytes(codec: CodecName, data: bytes, size: int
 # -- frames -----------------------------------------------------------------------------------------------------------
 
 ARRAYS = st.lists(
-    st.tuples(st.integers(1, 50), CODECS, st.sampled_from(list(Part)), st.integers(0, 4095)), min_size=1, max_size=5
+    st.tuples(st.integers(1, 50), NAMES, st.sampled_from(list(Part)), st.integers(0, 4095)),
+    min_size=1,
+    max_size=5,
 )
 
 
@@ -180,7 +184,7 @@ def test_frames_of_any_length_make_one_array(size: int, codec: CodecName, length
 
 
 @FIXED
-@given(st.integers(1, 20), CODECS, st.integers(0, 10**6), st.lists(st.integers(0, 999), max_size=5))
+@given(st.integers(1, 20), NAMES, st.integers(0, 10**6), st.lists(st.integers(0, 999), max_size=5))
 def test_a_stream_that_ends_early_is_a_bad_frame(size: int, codec: CodecName, kept: int, cuts: list[int]) -> None:
     """Fewer bytes than the array has, wherever they end, are never taken for the array."""
     whole = b"".join(frames(5, np.arange(size, dtype=np.float32), codec, Part.DELTA))
@@ -228,7 +232,7 @@ def test_one_damaged_byte_is_refused_or_harmless(size: int, codec: CodecName, pl
 
 
 @FIXED
-@given(st.integers(1, 40), CODECS)
+@given(st.integers(1, 40), NAMES)
 def test_what_was_read_can_be_forwarded(size: int, codec: CodecName) -> None:
     """A backup reads from an owner's forward exactly what the owner read from the push."""
     values = np.linspace(-3, 3, size, dtype=np.float32)

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from p2pnode.training import kernels
 from p2pnode.training.dispatch.recordio import chunk
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.encoding.sparse import encode_largest
+from p2pnode.training.encoding.table import CODECS, CodecName
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.outer_rule import Addition, Rule, add_compiled, add_in_blocks
 from p2pnode.training.shards.state import ShardState
@@ -111,6 +113,12 @@ def values_of(seed: int, count: int, scale: float) -> Vector:
     return values
 
 
+def encoded(delta: Vector, residual: Vector, codec: CodecName, share: int) -> codecs.Encoded:
+    if codec == "sparse":
+        return encode_largest(delta, residual, share)
+    return codecs.encode_with_feedback(delta, residual, codec)
+
+
 def same_bits(first: Vector, second: Vector) -> bool:
     return np.array_equal(first.view(np.uint32), second.view(np.uint32))
 
@@ -147,7 +155,7 @@ def test_deltas_are_encoded_alike(
 
     def made() -> tuple[bytes, Vector]:
         residual = owed.copy()
-        return bytes(codecs.encode_with_feedback(delta, residual, codec, share)), residual
+        return bytes(encoded(delta, residual, codec, share)), residual
 
     (data, left), (data_too, left_too) = both(compiled, made)
 
@@ -300,7 +308,7 @@ def test_both_find_the_same_values_out_of_range(
     values[seed % count] = -number if is_negative else number
     data = (values.view(np.uint32) >> 16).astype("<u2").tobytes()
 
-    first, second = both(compiled, lambda: codecs.is_within(data, "bfloat16", 1e18))
+    first, second = both(compiled, lambda: codecs.arithmetic("bfloat16").is_within(data, count, 1e18))
 
     assert first == second == (number <= 1e18)
 
@@ -309,7 +317,7 @@ def test_both_find_the_same_values_out_of_range(
 @pytest.mark.parametrize("count", [8192, 9216 + 3])
 def test_nothing_is_written_beside_its_place(compiled: kernels.CompiledKernels, codec: CodecName, count: int) -> None:
     """The bytes before and behind what is written stay as they were."""
-    size = codecs.size_bytes(codec, count)
+    size = CODECS[codec].size_bytes(count)
     data = np.full(size + 2 * AROUND, 0xA5, np.uint8)
     residual, values = (np.full(count + 2 * AROUND, 7.0, np.float32) for _ in range(2))
     inner = slice(AROUND, AROUND + count)
@@ -341,7 +349,7 @@ def test_no_sparse_byte_is_written_beside_its_place(
     compiled: kernels.CompiledKernels, seed: int, count: int, share: int, scale: float
 ) -> None:
     """The buffer for the most bytes is enough, and what is around it and around the residual stays as it was."""
-    size = codecs.max_bytes("sparse", count, share)
+    size = kernels.sparse_bytes(count, share)
     data = np.full(size + 2 * AROUND, 0xA5, np.uint8)
     residual = np.full(count + 2 * AROUND, 7.0, np.float32)
     inner = slice(AROUND, AROUND + count)
@@ -369,7 +377,7 @@ def test_both_refuse_the_same_bytes(
     is written, and none of the target when the encoding is refused."""
     random = np.random.default_rng(seed)
     values = values_of(seed, count, 1.0)
-    data = bytearray(codecs.encode(values, "sparse", share))
+    data = bytearray(encode_largest(values, np.zeros_like(values), share))
     if kind == "bits":
         for place in random.integers(0, len(data), faults):
             data[place] ^= 1 << int(random.integers(0, 8))
@@ -401,12 +409,12 @@ def test_both_refuse_the_same_bytes(
 def test_both_count_the_same_blocks(compiled: kernels.CompiledKernels, seed: int, kept: int) -> None:
     """Of the beginning of an encoding, cut anywhere, both count as many blocks, or refuse it for the same reason."""
     values = values_of(seed, 10_007, 1.0)
-    whole = bytes(codecs.encode(values, "sparse", 8))
+    whole = bytes(encode_largest(values, np.zeros_like(values), 8))
     data = memoryview(whole)[: kept * len(whole) // 40]
 
     def made() -> int | str:
         try:
-            return codecs.count_sparse(data, values.size)
+            return codecs.arithmetic("sparse").count_values(data, values.size)
         except ValueError as error:
             return str(error)
 
@@ -419,7 +427,7 @@ def test_both_count_the_same_blocks(compiled: kernels.CompiledKernels, seed: int
 def test_sizes_that_do_not_go_together_are_refused(compiled: kernels.CompiledKernels, codec: CodecName) -> None:
     """A momentum of another length, or too few bytes: nothing is changed."""
     values, short = np.ones(9000, np.float32), np.ones(8990, np.float32)
-    data = np.zeros(codecs.size_bytes(codec, 8990), np.uint8)
+    data = np.zeros(CODECS[codec].size_bytes(8990), np.uint8)
     attempts = [
         lambda: compiled.encode_bfloat16(values, data),
         lambda: compiled.encode_with_feedback(values, values.copy(), codec, data),

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.messages import Pull, PullAnswer, decode, encode
 from p2pnode.training.exchange.store.records import StoredState

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.step_bytes import StepShape, step_bytes

@@ -1,4 +1,4 @@
-"""Encodes values for the wire: codecs (float32, bfloat16, int8), and the frames of a request body.
+"""Encodes values for the wire: codecs, and the frames of a request body.
 
 May import `training.kernels` and the settings. Pure.
 """

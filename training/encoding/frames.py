@@ -2,8 +2,8 @@
 
 A frame is a 32-byte header and a payload. The header names the shard, which of its arrays the payload belongs to, the
 offset, the codec, the payload's size, and the step and version. The head of the request lists the shards and their
-lengths, so the sizes in frames never determine how much the receiver allocates. A sparse payload ends with a block; its
-size is bounded by what the values could need at most. Pure.
+lengths, so the sizes in frames never determine how much the receiver allocates. A payload whose size depends on its
+values ends with a block; its size is bounded by what the values could need at most. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 
 from p2pnode.overlay.transport import ArrivedBody, Buffer, DirectBody, SizedBody
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.encoding.table import CODECS, NAMES, CodecName
 from p2pnode.training.errors import TrainingError
 
 _HEADER = struct.Struct("<IIIBBHqQ")
@@ -60,9 +61,10 @@ class BadFrame(TrainingError):
 
 
 def framed_bytes(codec: CodecName, values: int, encoded_bytes: int | None = None) -> int:
-    """Bytes of an array with its frame headers. For sparse the caller gives the bytes without."""
+    """Bytes of an array with its frame headers. Where the size depends on the values the caller gives the bytes
+    without."""
     if encoded_bytes is None:
-        encoded_bytes = codecs.size_bytes(codec, values)
+        encoded_bytes = CODECS[codec].size_bytes(values)
     return encoded_bytes + HEADER_BYTES * -(-values // codecs.values_within(codec, MAX_PAYLOAD_BYTES))
 
 
@@ -96,7 +98,7 @@ def encoded_frames(
     """As `frames`, for values that are already encoded, without a copy."""
     per_frame = codecs.values_within(codec, MAX_PAYLOAD_BYTES)
     view = memoryview(payload)
-    for number, (start, stop) in enumerate(codecs.cuts(view, codec, per_frame)):
+    for number, (start, stop) in enumerate(codecs.arithmetic(codec).cuts(view, per_frame)):
         piece = view[start:stop]
         yield header(shard, number * per_frame, len(piece), codec, part, step=step, version=version)
         yield piece
@@ -114,7 +116,7 @@ def header(
     sequence: int = 0,
 ) -> bytes:
     """One packed frame header."""
-    return _HEADER.pack(shard, offset, payload_bytes, codecs.CODES[codec], part, sequence, step, version)
+    return _HEADER.pack(shard, offset, payload_bytes, CODECS[codec].number, part, sequence, step, version)
 
 
 def blob_frames(shard: int, payload: Buffer, part: Part, *, is_last: bool = True) -> Iterator[Buffer]:
@@ -179,7 +181,7 @@ class FrameReader:
         else:
             return None
         head = FrameHeader(*_HEADER.unpack(raw))
-        if head.payload_bytes > MAX_PAYLOAD_BYTES or head.codec not in codecs.NAMES:
+        if head.payload_bytes > MAX_PAYLOAD_BYTES or head.codec not in NAMES:
             raise BadFrame(f"a frame of {head.payload_bytes} bytes in codec {head.codec}")
         return head
 
@@ -276,22 +278,22 @@ async def read_encoded(
             raise BadFrame(f"expected shard {shard} from value {filled}, got shard {head.shard} from {head.offset}")
         if version is not None and head.version != version:
             raise BadFrame(f"expected shard {shard} in version {version}, got version {head.version}")
-        if filled and codecs.NAMES[head.codec] != codec:
+        if filled and NAMES[head.codec] != codec:
             raise BadFrame(f"shard {shard} changes its codec at value {filled}")
-        codec = codecs.NAMES[head.codec]
-        if codecs.has_fixed_size(codec):
-            count = _announced(head, codec, filled, size)
+        codec = NAMES[head.codec]
+        if CODECS[codec].has_fixed_size:
+            count = _counted(head, size - filled)
             if not filled:
-                encoded = allocate(codecs.size_bytes(codec, size))
+                encoded = allocate(CODECS[codec].size_bytes(size))
             await reader.payload(encoded[at_byte:], head.payload_bytes)
             at_byte += head.payload_bytes
         else:
-            if head.payload_bytes > codecs.max_bytes(codec, size - filled):
+            if head.payload_bytes > codecs.arithmetic(codec).max_bytes(size - filled):
                 raise BadFrame(f"{head.payload_bytes} bytes of {codec} are more than {size - filled} values need")
             payload = (new_memory if filled else allocate)(head.payload_bytes)
             pieces.append(payload)
             await reader.fill(payload)
-            count = _found(payload, filled, size)
+            count = _counted(head, size - filled, payload)
         filled += count
     if pieces:
         encoded = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
@@ -316,29 +318,19 @@ async def read_blob(reader: FrameReader, shard: int, part: Part, limit_bytes: in
     return (pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))), is_last
 
 
-def _announced(head: FrameHeader, codec: CodecName, filled: int, size: int) -> int:
-    """How many values a frame of a codec of fixed size brings. Raises `BadFrame`."""
-    if head.payload_bytes and head.payload_bytes == codecs.size_bytes(codec, size - filled):
-        return size - filled
+def _counted(head: FrameHeader, most: int, payload: memoryview | None = None) -> int:
+    """How many of the next `most` values of an array a frame brings; `payload`: what it has, where that determines it.
+    Raises `BadFrame`, also for a payload that could not be decoded."""
+    codec = NAMES[head.codec]
     try:
-        count = codecs.count_values(codec, head.payload_bytes)
+        if payload is None:
+            count = CODECS[codec].count_values(head.payload_bytes, most)
+        else:
+            count = codecs.arithmetic(codec).count_values(payload, most)
     except ValueError as error:
-        raise BadFrame(str(error)) from error
-    if filled + count < size and count % codecs.cut_values(codec):
-        raise BadFrame(f"shard {head.shard} is cut inside a block, after value {filled + count}")
-    if count == 0 or filled + count > size:
-        raise BadFrame(f"shard {head.shard} has {size} values, a frame brings {count} more after {filled}")
-    return count
-
-
-def _found(payload: memoryview, filled: int, size: int) -> int:
-    """How many values a sparse payload has. Raises `BadFrame`, also for one that could not be decoded."""
-    try:
-        count = codecs.count_sparse(payload, size - filled)
-    except ValueError as error:
-        raise BadFrame(str(error)) from error
+        raise BadFrame(f"shard {head.shard} from value {head.offset}: {error}") from error
     if count == 0:
-        raise BadFrame(f"a frame brings nothing after value {filled}")
+        raise BadFrame(f"shard {head.shard}: a frame brings nothing after value {head.offset}")
     return count
 
 

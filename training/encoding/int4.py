@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pnode.training import kernels
-
-Vector = npt.NDArray[np.float32]
+from p2pnode.training.encoding.arithmetic import Arithmetic, Vector
+from p2pnode.training.encoding.whole import upper_halves
 
 BLOCK_VALUES = kernels.INT4_BLOCK_VALUES
 _LEVELS = np.float32(7)
@@ -23,24 +23,32 @@ _MIN_VALUE = np.float32(1e-30)
 _INFINITE = np.uint32(0x7F800000)
 
 
-def encode_piece(values: Vector, into: bytearray, at_byte: int, rounded: Vector | None) -> None:
-    """Encode contiguous values, whole blocks except in the last piece; `rounded` receives them decoded."""
-    blocks = values.size // BLOCK_VALUES
-    whole = blocks * BLOCK_VALUES
-    if blocks:
-        target = np.frombuffer(into, dtype=_BLOCK, count=blocks, offset=at_byte)
-        scales, levels = _quantised(values[:whole].reshape(blocks, BLOCK_VALUES))
-        target["scale"], target["levels"] = scales[:, 0].view(np.uint32) >> np.uint32(16), _packed(levels)
-        if rounded is not None:
-            np.multiply(levels, scales, out=rounded[:whole].reshape(blocks, BLOCK_VALUES))
-    if whole < values.size:
+class Int4(Arithmetic):
+    """A scale per block, and four bits a value."""
+
+    is_compiled = True
+
+    def pack(self, values: Vector) -> bytes:
+        whole = values.size // BLOCK_VALUES * BLOCK_VALUES
+        blocks = np.empty(whole // BLOCK_VALUES, dtype=_BLOCK)
+        scales, levels = _quantised(values[:whole].reshape(-1, BLOCK_VALUES))
+        blocks["scale"], blocks["levels"] = upper_halves(scales[:, 0]), _packed(levels)
+        if whole == values.size:
+            return blocks.tobytes()
         scales, levels = _quantised(values[whole:].reshape(1, -1))
-        if rounded is not None:
-            np.multiply(levels[0], scales[0], out=rounded[whole:])
         levels = np.pad(levels, ((0, 0), (0, levels.size % 2)))
-        at_byte += blocks * _BLOCK.itemsize
-        into[at_byte : at_byte + 2] = (scales.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
-        into[at_byte + 2 : at_byte + 2 + levels.size // 2] = _packed(levels).tobytes()
+        return blocks.tobytes() + upper_halves(scales).astype("<u2").tobytes() + _packed(levels).tobytes()
+
+    def unpack(self, view: memoryview, into: Vector) -> None:
+        whole = into.size // BLOCK_VALUES * BLOCK_VALUES
+        blocks = np.frombuffer(view, dtype=_BLOCK, count=whole // BLOCK_VALUES)
+        with np.errstate(invalid="ignore"):
+            target = into[:whole].reshape(-1, BLOCK_VALUES)
+            np.multiply(_unpacked(blocks["levels"]), _scales(blocks["scale"])[:, None], out=target)
+            if whole < into.size:
+                rest = np.frombuffer(view[blocks.nbytes :], dtype=np.uint8)
+                levels = _unpacked(rest[None, 2:])[0, : into.size - whole]
+                np.multiply(levels, _scales(rest[:2].view("<u2")), out=into[whole:])
 
 
 def _quantised(blocks: Vector) -> tuple[Vector, Vector]:
@@ -48,9 +56,8 @@ def _quantised(blocks: Vector) -> tuple[Vector, Vector]:
     infinite scale and levels of 0."""
     largest = np.abs(blocks).max(axis=1, keepdims=True)
     is_finite = largest < np.inf  # false for a NaN
-    raised = (np.where(is_finite, largest, np.float32(0.0)) / _LEVELS).view(np.uint32)
-    raised += np.uint32(0x7FFF) + ((raised >> np.uint32(16)) & np.uint32(1))
-    raised &= np.uint32(0xFFFF0000)
+    usual = np.where(is_finite, largest, np.float32(0.0)) / _LEVELS
+    raised = upper_halves(usual.astype(np.float32, copy=False)) << np.uint32(16)
     raised[largest < _MIN_VALUE] = 0
     usable = raised != 0
     scales = raised.view(np.float32)
@@ -66,21 +73,6 @@ def _packed(levels: Vector) -> npt.NDArray[np.uint8]:
     codes = levels.astype(np.int8).view(np.uint8) & np.uint8(15)
     half = levels.shape[1] // 2
     return codes[:, :half] | codes[:, half:] << np.uint8(4)
-
-
-def decode(view: memoryview, into: Vector) -> None:
-    """Decode into `into`, whose encoded size the caller has checked."""
-    blocks = into.size // BLOCK_VALUES
-    whole = blocks * BLOCK_VALUES
-    with np.errstate(invalid="ignore"):
-        if blocks:
-            source = np.frombuffer(view, dtype=_BLOCK, count=blocks)
-            target = into[:whole].reshape(blocks, BLOCK_VALUES)
-            np.multiply(_unpacked(source["levels"]), _scales(source["scale"])[:, None], out=target)
-        if whole < into.size:
-            rest = np.frombuffer(view[blocks * _BLOCK.itemsize :], dtype=np.uint8)
-            levels = _unpacked(rest[None, 2:])[0, : into.size - whole]
-            np.multiply(levels, _scales(rest[:2].view("<u2")), out=into[whole:])
 
 
 def _scales(codes: npt.NDArray[np.uint16]) -> Vector:

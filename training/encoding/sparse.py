@@ -13,16 +13,20 @@ that the compiled kernels give the same bits. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
 from p2pnode.training import kernels
-
-Vector = npt.NDArray[np.float32]
+from p2pnode.training.encoding.arithmetic import Arithmetic, Encoded, Vector
+from p2pnode.training.encoding.whole import upper_halves
 
 BLOCK_VALUES = kernels.SPARSE_BLOCK_VALUES
 #: Values sent of a whole block: the largest, at 1.8 bytes each.
 PER_BLOCK = 128
+#: Of a node's last delta: nearly all of it, at 0.44 bytes per value. Promise 21: no later delta brings what it lacks.
+LAST_PER_BLOCK = 1024
 #: What is left of a residual when it is added to the next delta.
 DECAY = 0.95
 _MIN_VALUE = np.float32(1e-30)
@@ -40,12 +44,72 @@ _ERRORS = {
 _TRUNCATED, _TRAILING, _BAD_COUNT, _BAD_MAGNITUDE, _BAD_INDEX, _NOT_RISING, _BAD_PADDING = sorted(_ERRORS, reverse=True)
 
 
-def max_bytes(values: int, per_block: int = BLOCK_VALUES) -> int:
-    """The most bytes of this number of values; by default with every value sent, which a decoder must accept."""
-    return kernels.sparse_bytes(values, per_block)
+class Sparse(Arithmetic):
+    """The largest values of each block."""
+
+    is_compiled = True
+
+    def pack(self, values: Vector) -> bytes:
+        return _packed(values.copy(), PER_BLOCK)[0]
+
+    def unpack(self, view: memoryview, into: Vector) -> None:
+        found = _blocks(view, into.size)
+        if len(found) != -(-into.size // BLOCK_VALUES):
+            raise _error(view, _TRUNCATED)
+        into[:] = 0.0
+        for number, (places, values) in enumerate(found):
+            into[number * BLOCK_VALUES + places] = values
+
+    def encode_with_feedback(self, delta: Vector, residual: Vector, *, is_last: bool = False) -> Encoded:
+        return encode_largest(delta, residual, LAST_PER_BLOCK if is_last else PER_BLOCK)
+
+    def decode(self, view: memoryview, into: Vector) -> None:
+        if (compiled := self._compiled(into)) is None or not len(view):
+            self.unpack(view, into)
+        elif error := compiled.decode_sparse(np.frombuffer(view, dtype=np.uint8), into):
+            raise _error(view, error)
+
+    def max_bytes(self, values: int) -> int:
+        """As many as where every value is sent, which a decoder must accept."""
+        return kernels.sparse_bytes(values, BLOCK_VALUES)
+
+    def count_values(self, view: memoryview, most: int) -> int:
+        if kernels.COMPILED is None or not len(view):
+            return min(most, len(_blocks(view, most)) * BLOCK_VALUES)
+        blocks = kernels.COMPILED.check_sparse(np.frombuffer(view, dtype=np.uint8), most)
+        if blocks < 0:
+            raise _error(view, blocks)
+        return min(most, blocks * BLOCK_VALUES)
+
+    def cuts(self, view: memoryview, unit: int) -> Iterator[tuple[int, int]]:
+        stop = 0
+        while stop < len(view):
+            start = stop
+            for _ in range(unit // BLOCK_VALUES):
+                if stop < len(view):
+                    stop = _block_end(view, stop)
+            yield start, stop
 
 
-def encode(values: Vector, per_block: int) -> tuple[bytes, bool]:
+def encode_largest(delta: Vector, residual: Vector, per_block: int) -> Encoded:
+    """Encode `DECAY · residual + delta`, with `per_block` values of each whole block; the others stay in `residual`."""
+    if kernels.COMPILED is not None and kernels.fits(delta, residual):
+        buffer = np.empty(kernels.sparse_bytes(delta.size, per_block), dtype=np.uint8)
+        given = (delta, residual, DECAY, buffer, per_block)
+        written, is_finite = kernels.COMPILED.encode_sparse_with_feedback(*given)
+        # A slice would keep the whole buffer, of which an encoding with many zeros needs little.
+        encoded: Encoded = buffer.data[:written] if 2 * written > buffer.size else bytes(buffer.data[:written])
+    else:
+        with np.errstate(invalid="ignore", over="ignore"):
+            residual *= np.float32(DECAY)
+            residual += delta
+        encoded, is_finite = _packed(residual, per_block)
+    if not is_finite:
+        residual[:] = 0.0
+    return encoded
+
+
+def _packed(values: Vector, per_block: int) -> tuple[bytes, bool]:
     """Encode contiguous values, of which those sent are subtracted. Also returns whether all were and are finite."""
     parts = []
     is_finite = True
@@ -73,14 +137,14 @@ def _encode_block(block: Vector, wanted: int) -> tuple[bytes, bool]:
     for among in (~is_large, is_large):
         count = np.count_nonzero(among)
         means.append(np.float32(np.cumsum(np.where(among, sizes, 0.0))[-1] / count) if count else None)
-    low, high = (_bfloat16(mean if mean is not None else other) for mean, other in (means, means[::-1]))
+    pair = [mean if mean is not None else other for mean, other in zip(means, means[::-1], strict=True)]
+    halves = upper_halves(np.array(pair, dtype=np.float32))
     signs = sent.view(np.uint32) >> np.uint32(31)
-    bits = np.where(is_large, high, low) | signs << np.uint32(31)
+    bits = halves[is_large.astype(np.intp)] << np.uint32(16) | signs << np.uint32(31)
     with np.errstate(over="ignore"):
         left = sent - bits.view(np.float32)
     block[places] = left
-    magnitude_bytes = (np.array([low, high]) >> np.uint32(16)).astype("<u2").tobytes()
-    data = _joined(magnitude_bytes, places, signs | is_large.astype(np.uint32) << np.uint32(1))
+    data = _joined(halves.astype("<u2").tobytes(), places, signs | is_large.astype(np.uint32) << np.uint32(1))
     return data, bool(np.isfinite(left).all())
 
 
@@ -103,12 +167,6 @@ def _largest(magnitudes: npt.NDArray[np.uint32], wanted: int) -> npt.NDArray[np.
     return np.flatnonzero(is_taken)
 
 
-def _bfloat16(value: np.float32 | None) -> np.uint32:
-    """The bits of the value rounded to nearest, ties to even, in the upper half."""
-    bits = np.float32(value).view(np.uint32)
-    return (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
-
-
 def _pack_indices(places: npt.NDArray[np.intp]) -> bytes:
     pairs = np.zeros(places.size + places.size % 2, dtype=np.intp)
     pairs[: places.size] = places
@@ -122,31 +180,6 @@ def _unpack_indices(data: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.i
     triples[: data.size] = data
     low, middle, high = triples.reshape(-1, 3).T
     return np.stack([low | (middle & 15) << 8, middle >> 4 | high << 4], axis=1).ravel()[:count]
-
-
-def check(view: memoryview, values: int) -> int:
-    """How many whole blocks the bytes have, of an array of so many values. Raises `ValueError` if they are none."""
-    if kernels.COMPILED is not None and len(view):
-        blocks = kernels.COMPILED.check_sparse(np.frombuffer(view, dtype=np.uint8), values)
-        if blocks < 0:
-            raise _error(view, blocks)
-        return blocks
-    return sum(1 for _ in _blocks(view, values))
-
-
-def decode(view: memoryview, into: Vector) -> None:
-    """Decode into `into`. Raises `ValueError` if the bytes are not so many values; then nothing is written."""
-    if kernels.COMPILED is not None and kernels.fits(into) and len(view):
-        error = kernels.COMPILED.decode_sparse(np.frombuffer(view, dtype=np.uint8), into)
-        if error:
-            raise _error(view, error)
-        return
-    found = list(_blocks(view, into.size))
-    if len(found) != -(-into.size // BLOCK_VALUES):
-        raise _error(view, _TRUNCATED)
-    into[:] = 0.0
-    for number, (places, values) in enumerate(found):
-        into[number * BLOCK_VALUES + places] = values
 
 
 def _blocks(view: memoryview, values: int) -> list[tuple[npt.NDArray[np.intp], Vector]]:
@@ -202,7 +235,7 @@ def _count(view: memoryview, at: int) -> tuple[int, int]:
     return count & 0x7F | upper << 7, at + 2
 
 
-def block_end(view: memoryview, at: int) -> int:
+def _block_end(view: memoryview, at: int) -> int:
     """Where the block that begins at this byte ends, for bytes that were checked."""
     count, at = _count(view, at)
     return at + 4 + (3 * count + 1) // 2 + (count + 3) // 4 if count else at

@@ -19,8 +19,9 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Buffer, Response, TransportError
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import FrameReader, Part, read_encoded
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.delta import SentDeltas, read_item
 from p2pnode.training.exchange.directory import PARTNER_TIMEOUT_S
 from p2pnode.training.exchange.messages import (

@@ -21,7 +21,7 @@ import numpy as np
 from p2pnode.overlay.transport import Buffer
 from p2pnode.training.cooperative import VALUES_PER_UPDATE, light
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import (
     BadFrame,
     FrameReader,
@@ -33,6 +33,7 @@ from p2pnode.training.encoding.frames import (
     read_array,
     read_blob,
 )
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.messages import Push
 from p2pnode.training.exchange.store.records import BufferedDelta, Owned
 from p2pnode.training.exchange.timeouts import StepWait

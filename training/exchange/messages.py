@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from p2pnode.overlay.transport import Buffer, FailureKind
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, blob_frames, read_blob
+from p2pnode.training.encoding.table import WholeCodec
 from p2pnode.training.exchange.terms import (
     MAX_SHARDS,
     ZERO_TERM,
@@ -151,7 +152,7 @@ class Pull(msgspec.Struct, frozen=True, array_like=True):
     """
 
     step: Number
-    codec: Literal["float32", "bfloat16"]
+    codec: WholeCodec
     shards: Annotated[list[Wanted], Meta(max_length=MAX_SHARDS)]
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
     takes_copies: bool = False

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from p2pnode.training import kernels
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.encoding.table import CODECS, CodecName
 from p2pnode.training.shards.robust import Robust
 
 #: Values per block: six arrays of this many float32 fit a core's second-level cache.
@@ -37,11 +38,11 @@ PLAIN = Rule(outer_lr=1.0, outer_momentum=0.0)
 def is_plain(codec: CodecName) -> bool:
     """Whether deltas in this codec are added as they are, by `PLAIN`.
 
-    A sparse delta is: what it lacks follows by the sender's error feedback, which acts as a momentum already, and a
+    A partial delta is: what it lacks follows by the sender's error feedback, which acts as a momentum already, and a
     second one diverges from the first (SparseLoCo, arXiv 2508.15706). Owner, backup and every later reader decide it
     by the codec of the frame, so that all compute the same bits.
     """
-    return codec == "sparse"
+    return CODECS[codec].is_partial
 
 
 @lru_cache(maxsize=4)

@@ -9,7 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.robust import Robust
 from tests.harness.swarms.exchange_swarm import Links

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from p2pnode.training.codec_choice import LEAST_LOSSY
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.encoding.table import LEAST_LOSSY, CodecName
 from p2pnode.training.exchange.delta import Delivery, IncomingDelta
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.messages import Forward, Push, PushResult, decode

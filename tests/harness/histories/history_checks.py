@@ -7,8 +7,9 @@ import asyncio
 import numpy as np
 
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName, Vector
-from p2pnode.training.encoding.pull_codecs import WHOLE, pull_codec
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.encoding.pull_codecs import is_whole, pull_codec
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.store.replica import NO_POSITION, Position
 from p2pnode.training.shards.state import ShardState
@@ -112,17 +113,17 @@ class HistoryChecks(HistoryFaults):
         for _ in range(LAST_PULLS):
             owners = self._owners()
             reports = await asyncio.gather(*(exchange.pull(10**6) for exchange in exchanges.values()))
-            is_whole = not any(report.missing for report in reports)
+            has_all = not any(report.missing for report in reports)
             # An owner copies its own value. Its backup, which owns the shard next, may have added in another order.
-            if is_whole and owners == self._owners():
+            if has_all and owners == self._owners():
                 break
             await asyncio.sleep(1.0)
-        if not is_whole:
+        if not has_all:
             raise self.ledger.broken("a last pull has missing shards, although nothing fails any more")
         pulled = {name: pull_codec(settings, exchange.codec.codec) for name, exchange in exchanges.items()}
-        self._check_followers({name: exchange for name, exchange in exchanges.items() if pulled[name] not in WHOLE})
+        self._check_followers({name: exchange for name, exchange in exchanges.items() if not is_whole(pulled[name])})
         for name, exchange in exchanges.items():
-            if pulled[name] in WHOLE:
+            if is_whole(pulled[name]):
                 self._check_replica(name, exchange, pulled[name])
         await asyncio.gather(*(exchange.pull_final(10**6, QUIET_S) for exchange in exchanges.values()))
         for name, exchange in exchanges.items():

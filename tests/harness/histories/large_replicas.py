@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.exchange import Exchange
 from tests.harness.histories.delta_ledger import Ledger
 
@@ -26,7 +27,7 @@ class LargeReplicas:
         self._ledger = ledger
         self._shards = shards
 
-    def check(self, exchanges: dict[str, Exchange], codec: codecs.CodecName) -> None:
+    def check(self, exchanges: dict[str, Exchange], codec: CodecName) -> None:
         """Every replica is what the owners have, as the codec of the pulls has it."""
         owners = owners_of(exchanges)
         for shard in range(self._shards):

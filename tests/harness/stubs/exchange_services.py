@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from p2pnode.training.encoding.codecs import CodecName
 from p2pnode.training.encoding.pull_codecs import change_codec
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.backup import BackupHandler
 from p2pnode.training.exchange.client.pull import PullClient
 from p2pnode.training.exchange.delta import SentDeltas

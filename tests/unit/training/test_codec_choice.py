@@ -27,7 +27,7 @@ from p2pnode.training.codec_choice import (
     CodecControl,
     LineFacts,
 )
-from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.step_bytes import StepShape, step_bytes
 

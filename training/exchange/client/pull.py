@@ -22,7 +22,7 @@ from p2pnode.training.codec_choice import CodecChoice
 from p2pnode.training.cooperative import light
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
-from p2pnode.training.encoding.pull_codecs import subscribes, whole_codec
+from p2pnode.training.encoding.pull_codecs import is_whole, subscribes, whole_codec
 from p2pnode.training.exchange.client.joiner_relief import JoinerRelief
 from p2pnode.training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
 from p2pnode.training.exchange.client.subscriber import Subscriber
@@ -305,7 +305,7 @@ class PullClient:
             self.counters.bytes_received += len(encoded)
             await self.rpc.turns.take(light(size))
             # Promise 7: values out of range change nothing.
-            if codec not in ("float32", "bfloat16") or not codecs.is_within(encoded, codec, MAX_STATE_LENGTH):
+            if not is_whole(codec) or not codecs.arithmetic(codec).is_within(encoded, size, MAX_STATE_LENGTH):
                 raise BadFrame(f"shard {shard} has values out of range")
         if result.term < self.store.ownership.fence(shard):
             return False  # promise 1: this owner was replaced; the next round asks for the higher term

@@ -24,7 +24,8 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.training.codec_choice import CodecChoice
 from p2pnode.training.cooperative import LoopTurns, ThreadPauses
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.encoding.table import CODECS, LEAST_LOSSY, CodecName
 from p2pnode.training.exchange.client.outbox import Outbox
 from p2pnode.training.exchange.delta import Delivery, Outgoing
 from p2pnode.training.exchange.directory import OwnerDirectory
@@ -39,9 +40,6 @@ from p2pnode.training.shards.delta_range import is_delta_in_range
 
 #: A thread encodes 390,000 values as bfloat16, int8 or int4 in 0.2 ms, as sparse in 0.5 ms: then it pauses less often.
 LIGHT_TURNS = 2
-#: Values sent of each block of 4,096 by the last sparse delta of a run: nearly all of it, at 0.44 bytes per parameter.
-#: Promise 21: no later delta could carry what it leaves out.
-LAST_SPARSE_VALUES = 1024
 #: A step waits for acknowledgements until nothing has moved for this long; the rest stays in the outbox. A dead owner
 #: is replaced about then, and a longer wait would hold the trainer up.
 PUSH_DEADLINE_S = 5.0
@@ -177,16 +175,15 @@ class PushClient:
 
     async def _encode_all(self, shards: list[int], delta: Vector, *, is_apart: bool, is_last: bool) -> list[Outgoing]:
         codec = self.codec.codec
-        if is_apart and codec == "sparse":
-            codec = "bfloat16"  # it may have been trained for hours, and be the only one that comes through
+        if is_apart and CODECS[codec].is_partial:
+            codec = LEAST_LOSSY  # it may have been trained for hours, and be the only one that comes through
         if codec == "float32":
             bounds = ((shard, *self.store.bounds[shard]) for shard in shards)
             return [
                 Outgoing(shard, codecs.as_bytes(delta[start:stop]), codec, stop - start, is_borrowed=True)
                 for shard, start, stop in bounds
             ]
-        sparse_values = LAST_SPARSE_VALUES if is_last else codecs.SPARSE_VALUES
-        return await self._executor.run(self._encode, delta, shards, codec, sparse_values)
+        return await self._executor.run(self._encode, delta, shards, codec, is_last)
 
     async def _deliver(self, delivery: Delivery, *, waits: bool) -> tuple[int, ...]:
         """Deliver what is encoded, until every shard has its answer, or nothing moves; returns the shards of which no
@@ -210,15 +207,15 @@ class PushClient:
         await self.outbox.detach(delivery)
         return returned
 
-    def _encode(self, delta: Vector, shards: list[int], codec: CodecName, sparse_values: int) -> list[Outgoing]:
+    def _encode(self, delta: Vector, shards: list[int], codec: CodecName, is_last: bool) -> list[Outgoing]:
         """Encode these shards, and leave in `delta` what the owners will decode."""
-        pauses = ThreadPauses(self._executor, 1 if codec == "sparse" else LIGHT_TURNS)
+        pauses = ThreadPauses(self._executor, 1 if CODECS[codec].is_partial else LIGHT_TURNS)
         outgoing = []
         for shard in shards:
             start, stop = self.store.bounds[shard]
             values = delta[start:stop]
             rest = np.zeros_like(values)
-            encoded = codecs.encode_with_feedback(values, rest, codec, sparse_values)
+            encoded = codecs.encode_with_feedback(values, rest, codec, is_last=is_last)
             values -= rest
             pauses.after(stop - start)
             outgoing.append(Outgoing(shard, encoded, codec, stop - start))

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.training.cooperative import VALUES_PER_TURN, LoopTurns, light, off_loop
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import Allocate, BadFrame, FrameReader, Part, new_memory, read_encoded
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.messages import PullResult
 from p2pnode.training.exchange.owner.published import ApproximatedState, apply_all, begin_run, whole
 from p2pnode.training.exchange.peer_score import Nonsense

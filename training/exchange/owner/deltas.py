@@ -28,6 +28,7 @@ from p2pnode.training.cooperative import VALUES_PER_PART, light
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
+from p2pnode.training.encoding.table import CODECS, LEAST_LOSSY, CodecName
 from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import SIGN_OF_LIFE, Push, PushAnswer, PushResult, encode, piece_of
 from p2pnode.training.exchange.owner.replication import DeltaReplicator, lacks_backup, not_owned
@@ -215,7 +216,7 @@ class DeltaHandler:
         plain = is_plain(codec)  # of a node that has never met another: nothing is logged
         if self.synchronous or self.view.has_met_others():
             # What is added is exact. The other side of a split would get the log's copy, as exact as a push.
-            log_codec: codecs.CodecName = codec if codec == "float32" or plain else "bfloat16"
+            log_codec: CodecName = codec if plain or CODECS[codec].is_whole else LEAST_LOSSY
             kept = part.copy() if self.synchronous else part
             is_logged = self.view.has_met_others()
             own = BufferedDelta(identity, weight, kept, self.synchronous, codec=log_codec, is_logged=is_logged)

@@ -25,7 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName, Encoded, Vector
+from p2pnode.training.encoding.codecs import Encoded, Vector
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.terms import Term
 from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH, has_length
 

@@ -26,9 +26,10 @@ import numpy as np
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.transport import Buffer
 from p2pnode.training.cooperative import VALUES_PER_PART, ThreadPauses, off_loop
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import FrameReader, Part, encoded_frames, framed_bytes, read_encoded
-from p2pnode.training.encoding.pull_codecs import WHOLE
+from p2pnode.training.encoding.pull_codecs import is_whole
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.owner.published import (
     PUBLICATION_ID_BYTES,
     ApproximatedState,
@@ -112,7 +113,7 @@ class Publisher:
     def published(self, shard: int) -> Published | None:
         """The published value of a shard that this node owns, if it has one, and if changes are chosen at all."""
         publication = self._publications.get(shard)
-        if publication is None or self.choose() in WHOLE or self.store.owned.get(shard) is not publication.owned:
+        if publication is None or is_whole(self.choose()) or self.store.owned.get(shard) is not publication.owned:
             return None
         return publication.published
 
@@ -130,7 +131,7 @@ class Publisher:
         """A node asks for shards, and has these positions: begin the publications that are missing, and make the
         versions due."""
         codec = self.choose()
-        if codec in WHOLE:
+        if is_whole(codec):
             return
         async with self._one_at_a_time:
             now, step_s = self._clock.monotonic(), self.view.median_step_seconds()

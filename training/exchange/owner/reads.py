@@ -13,8 +13,9 @@ from weakref import ref
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Buffer, Response
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import Part, framed_bytes, frames, sized
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.messages import (
     LocateOwners,
     LocateOwnersAnswer,

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from p2pnode.overlay.peers import Contact
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.terms import Term
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.outer_rule import Rule, is_plain

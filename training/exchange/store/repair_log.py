@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
-from p2pnode.training.encoding.codecs import CodecName
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.ownership_messages import OwnedHistory
 from p2pnode.training.exchange.terms import Term, generation_of
 from p2pnode.training.shards.applied import Applied, DeltaId

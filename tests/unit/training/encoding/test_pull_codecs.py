@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from p2pnode.training.encoding.codecs import CodecName
 from p2pnode.training.encoding.pull_codecs import change_codec, pull_codec, pulled_in, subscribes, whole_codec
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.settings import ExchangeSettings
 
 

@@ -8,6 +8,7 @@ import pytest
 from p2pnode.training.cooperative import VALUES_PER_UPDATE, light
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.frames import BadFrame, FrameReader
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.delta import IncomingDelta, logged_item, read_item
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.value_batch import ValueBatch, encode_batch
@@ -57,7 +58,7 @@ def test_a_batch_has_a_number_of_its_own_and_a_delta_that_of_its_push() -> None:
 
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
-def test_a_delta_comes_back_from_the_wire(codec: codecs.CodecName) -> None:
+def test_a_delta_comes_back_from_the_wire(codec: CodecName) -> None:
     """With its codec and its bytes, and as many of them as announced."""
 
     async def scenario() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName, Vector
+from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.encoding.table import CHOICES, CodecName
 from p2pnode.training.exchange.owner.published import (
     KEPT_PART,
     MAX_CHANGES,
@@ -25,7 +26,7 @@ from p2pnode.training.exchange.owner.published import (
 from tests.harness.builders.stores import term
 
 SIZE = 3000
-CODECS: list[CodecName] = ["bfloat16", "int8", "int4", "sparse"]
+CODECS: list[CodecName] = list(CHOICES)
 
 
 def source(version: int) -> ApproximatedState:

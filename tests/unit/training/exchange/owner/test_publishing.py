@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from p2pnode.training.encoding.codecs import CodecName
 from p2pnode.training.encoding.frames import FrameReader
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.owner import publishing
 from p2pnode.training.exchange.owner.published import Change, Published
 from p2pnode.training.exchange.owner.publishing import (

@@ -11,7 +11,8 @@ import pytest
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import TransportError
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName, as_bytes
+from p2pnode.training.encoding.codecs import as_bytes
+from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import Forward, ForwardAnswer, ForwardResult, Push, PushResult, decode
 from p2pnode.training.exchange.owner.replication import FORWARD_ROUNDS, DeltaReplicator, lacks_backup, not_owned
@@ -105,7 +106,7 @@ def test_a_sparse_delta_may_weigh_more_than_another(codec: CodecName, weight: fl
         context = context_of(swarm, store, settings=ExchangeSettings(codec="sparse", weight="population"))
         replicator = replicator_in(context)
         values = np.ones(4, np.float32)
-        item = IncomingDelta(0, values, bytes(codecs.encode(values, codec, 4096)), codec)
+        item = IncomingDelta(0, values, bytes(codecs.encode(values, codec)), codec)
 
         await replicator.replicate_and_add(Push(IDS["x"], 1, 1, 0, 0.5, [0]), IDENTITY, [item])
 
