@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from p2pnode.client import NodeClient, find
-from tests.process.harness.swarm_world import ANSWER_S
+from tests.process.harness.swarm_world import SHORT_STEPS, START_S, TRAINER, ProcessNode, until
 from tests.process.test_bad_input import start
-from tests.process.test_swarm_process import START_S, Daemon, until
 
 #: Enough for a node with its checkpoints of the digits' small network, and quickly filled.
 SIZE_BYTES = 8 * 1024 * 1024
@@ -70,12 +68,12 @@ def test_a_start_on_a_full_disk_says_so(small_disk: Path) -> None:
 def test_a_disk_that_fills_up_stops_no_training(small_disk: Path) -> None:
     """Checkpoints fail with an event that names the reason, steps continue, the last whole one stays; with space they
     succeed."""
-    daemon = Daemon(small_disk, "node")
+    settings = {**SHORT_STEPS, "training.checkpoint_s": 2}
+    daemon = ProcessNode(small_disk, "node", settings, script=TRAINER)
     try:
         until(lambda: daemon.trains, START_S, "the node trains")
-        found = find(daemon.state_dir)
-        assert found is not None
-        client = NodeClient.of(found, timeout_s=ANSWER_S)
+        client = daemon.client()
+        assert client is not None
 
         def events(name: str) -> list[str]:
             return [str(event["fields"]) for event in client.events()["events"] if event["event"] == name]
@@ -91,4 +89,4 @@ def test_a_disk_that_fills_up_stops_no_training(small_disk: Path) -> None:
         ballast.unlink()
         until(lambda: len(events("checkpoint_written")) > written, 90, "a checkpoint once there is room")
     finally:
-        daemon.end()
+        daemon.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import os
 import random
 import re
 import signal
@@ -12,100 +11,50 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from p2pnode.client import NodeClient, find
-from p2pnode.errors import UserError
+from p2pnode.client import find
 from p2pnode.overlay.sockets.framing import HEADER, IN_CHUNKS, MAGIC
-from tests.harness.project.repository import ROOT
-from tests.process.harness.forked_python import start_p2pnode
-from tests.process.harness.swarm_world import ANSWER_S, until
-from tests.process.test_swarm_process import SHORT_STEPS, TRAINER
+from tests.process.harness.swarm_world import SHORT_STEPS, START_S, TRAINER, ProcessNode, kill_all, until
 
-#: Importing torch on a loaded machine is most of the wait.
-START_S = 180.0
 #: What all of the junk together may add to a daemon's resident memory, in MiB; the junk itself is some 30.
 GROWTH_MIB = 64.0
 SEED = 20
 
 
-class Pair:
-    """One of the two daemons."""
+Pair = tuple[ProcessNode, ProcessNode]
 
-    def __init__(self, folder: Path, name: str, bootstrap: str = "") -> None:
-        self.state_dir = folder / name
-        self._log = folder / f"{name}.log"
-        arguments = ["--port", "0", "--status-port", "0", "--state-dir", str(self.state_dir)]
-        arguments += ["--bootstrap", bootstrap] if bootstrap else []
-        for setting in (*SHORT_STEPS, "training.checkpoint_s=0"):
-            arguments += ["--set", setting]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
-        with self._log.open("wb") as output:
-            self.process = start_p2pnode(
-                ["run", *arguments, *TRAINER],
-                cwd=folder,
-                env=environment | {"PYTHONPATH": str(ROOT)},
-                stdout=output,
-                stderr=output,
-                have_torch=False,
-            )
 
-    def status(self) -> dict[str, Any]:
-        """Its status, empty while it cannot be asked."""
-        found = find(self.state_dir)
-        try:
-            if found is not None and found.pid == self.process.pid:
-                return NodeClient(found.address, timeout_s=ANSWER_S).status()
-        except UserError:
-            pass
-        return {}
+def host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
 
-    @property
-    def step(self) -> int:
-        return int(self.status().get("step", -1))
 
-    @property
-    def address(self) -> tuple[str, int]:
-        host, _, port = str(self.status()["node"]["address"]).rpartition(":")
-        return host, int(port)
+def status_address(node: ProcessNode) -> tuple[str, int]:
+    found = find(node.state_dir)
+    assert found is not None
+    return host_and_port(str(found.address))
 
-    @property
-    def status_address(self) -> tuple[str, int]:
-        found = find(self.state_dir)
-        assert found is not None
-        host, _, port = str(found.address).rpartition(":")
-        return host, int(port)
 
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    @property
-    def resident_mib(self) -> float:
-        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
-        assert found is not None
-        return int(found[1]) / 1024
-
-    def end(self) -> None:
-        """Kill what is left of its session, trainer included."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+def resident_mib(node: ProcessNode) -> float:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{node.process.pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[Pair, Pair]]:
-    started = [Pair(tmp_path, "first")]
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    settings = {**SHORT_STEPS, "training.checkpoint_s": 0}
+    started = [ProcessNode(tmp_path, "first", settings, script=TRAINER, forks=True)]
     try:
-        until(lambda: bool(started[0].status()), START_S, "the founder can be asked")
-        started.append(Pair(tmp_path, "second", "{}:{}".format(*started[0].address)))
+        until(lambda: bool(started[0].address), START_S, "the founder can be asked")
+        address = started[0].address
+        started.append(ProcessNode(tmp_path, "second", settings, bootstrap=address, script=TRAINER, forks=True))
         until(lambda: all(node.step > 2 for node in started), START_S, "both train")
         yield started[0], started[1]
     finally:
-        for node in started:
-            node.end()
+        kill_all(started)
 
 
 def junk_datagrams(to: tuple[str, int], source: random.Random) -> None:
@@ -182,20 +131,20 @@ def unasked_posts(to: tuple[str, int]) -> list[int]:
 
 
 @pytest.mark.timeout(600)
-def test_junk_neither_stops_nor_fills_a_daemon(pair: tuple[Pair, Pair]) -> None:
+def test_junk_neither_stops_nor_fills_a_daemon(pair: Pair) -> None:
     """Datagrams, streams and requests that are none: both step on, count each other, and leave with 0 at the end."""
     print("seed", SEED)
     source = random.Random(SEED)
     target, other = pair
     until(lambda: target.status()["population"]["estimate"] == 2, 90, "they count each other")
-    before_mib = {node: node.resident_mib for node in pair}
+    before_mib = {node: resident_mib(node) for node in pair}
     incarnations = {node: node.status()["node"]["incarnation"] for node in pair}
     held: list[socket.socket] = []
     try:
         for node in pair:
-            junk_datagrams(node.address, source)
-            held += junk_streams(node.address, source)
-            assert unasked_posts(node.status_address) == [403, 403, 403, 403, 413]
+            junk_datagrams(host_and_port(node.address), source)
+            held += junk_streams(host_and_port(node.address), source)
+            assert unasked_posts(status_address(node)) == [403, 403, 403, 403, 413]
         # With the half-open connections still there.
         steps = {node: node.step for node in pair}
         until(lambda: all(node.step >= steps[node] + 10 for node in pair), 90, "both step on")
@@ -204,7 +153,7 @@ def test_junk_neither_stops_nor_fills_a_daemon(pair: tuple[Pair, Pair]) -> None:
             assert node.status()["population"]["estimate"] == 2
             assert node.status()["state"] in ("training", "waiting")
             assert node.status()["node"]["incarnation"] == incarnations[node]
-            assert node.resident_mib - before_mib[node] < GROWTH_MIB
+            assert resident_mib(node) - before_mib[node] < GROWTH_MIB
     finally:
         for connection in held:
             connection.close()
@@ -213,5 +162,5 @@ def test_junk_neither_stops_nor_fills_a_daemon(pair: tuple[Pair, Pair]) -> None:
     target.process.send_signal(signal.SIGTERM)
     assert target.process.wait(60) == 0
     for node in pair:
-        assert "Traceback" not in node.log, node.log
-        assert '"level": "error"' not in node.log, node.log
+        assert "Traceback" not in node.output(), node.output()
+        assert '"level": "error"' not in node.output(), node.output()

@@ -15,8 +15,7 @@ from p2pnode.client import NodeClient, find
 from p2pnode.errors import UserError
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import start_p2pnode
-from tests.process.harness.swarm_world import ANSWER_S
-from tests.process.test_swarm_process import SHORT_STEPS, START_S, until
+from tests.process.harness.swarm_world import ANSWER_S, START_S, until
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_nodes_on_one_machine_find_each_other(tmp_path: Path, local: Callable[..
         return all(status(folder).get("step", 0) >= 1 for folder in folders[:count])
 
     # A task that sleeps: three that compute would take all cores from the other tests.
-    given = (*SHORT_STEPS[1:], "training.checkpoint_s=0", "training.options={seconds = 0.02}")
+    given = ("training.eval_steps=0", "training.checkpoint_s=0", "training.options={seconds = 0.02}")
     settings = [part for setting in given for part in ("--set", setting)]
     two = local("--local", "2", "--run", "digits", "--task", "tests.harness.trainers.tasks:Slow", *settings)
     until(lambda: train(2), START_S, "two train")

@@ -3,67 +3,37 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from p2pnode.client import NodeClient, find
-from p2pnode.errors import UserError
 from p2pnode.overlay.sealing.swarm_key import SwarmKey
-from tests.harness.project.repository import ROOT
-from tests.process.harness.namespaces import command, inside, missing, namespaces
-from tests.process.harness.swarm_world import ANSWER_S, whole_entries
-from tests.process.test_swarm_process import START_S, until
-from tests.process.test_swarm_process import Daemon as LoopbackDaemon
+from tests.process.harness.lan_world import LanNode, Machine, NotPermitted, attempt, run
+from tests.process.harness.swarm_world import START_S, until
 
 PORT = 8468
 FIRST, SECOND, ROUTER, HIDDEN = "10.77.0.2", "10.77.0.3", "10.77.0.9", "192.168.77.2"
 
 
-class Daemon(LoopbackDaemon):
+class Daemon(LanNode):
     """A daemon in a namespace, a member by the key in its environment."""
 
     def __init__(self, folder: Path, name: str, namespace: str, host: str, key: SwarmKey) -> None:
-        self.namespace = namespace
-        self.state_dir = folder / name
-        self.log = folder / f"{name}.log"
-        line = ["start", "--port", str(PORT), "--status-port", "0", "--state-dir", str(self.state_dir)]
-        line += ["--bootstrap", f"{FIRST}:{PORT}"] if host != FIRST else []
-        for setting in (f"node.host={host}", "training.threads=1", "training.local_steps=50", "log.format=json"):
-            line += ["--set", setting]
-        self._output = self.log.open("ab")
-        self.process = subprocess.Popen(
-            ["ip", "netns", "exec", namespace, sys.executable, "-m", "p2pnode", *line],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "P2PNODE_SWARM_KEY": key.text},
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        super().__init__(
+            folder,
+            name,
+            {"node.port": PORT, "training.local_steps": 50, "log.format": "json"},
+            machine=Machine(namespace, host),
+            bootstrap=f"{FIRST}:{PORT}" if host != FIRST else "",
+            environment={"P2PNODE_SWARM_KEY": key.text},
         )
 
-    def _ask(self, what: str) -> Any:
-        def ask() -> Any:
-            found = find(self.state_dir)
-            return getattr(NodeClient(found.address, timeout_s=ANSWER_S), what)() if found is not None else None
-
-        try:
-            return inside(self.namespace, ask)
-        except UserError:
-            return None
-
-    def status(self) -> dict[str, Any]:
-        return self._ask("status") or {}
-
     def peers(self) -> dict[str, dict[str, Any]]:
-        return {peer["id"]: peer for peer in self._ask("peers") or ()}
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return [entry for entry in whole_entries(self.log.read_text()) if entry.get("event") == name]
+        client = self.client()
+        assert client is not None
+        return {peer["id"]: peer for peer in self.machine.inside(client.peers)}
 
 
 def ports(router: str, low: int, high: int) -> None:
@@ -83,32 +53,35 @@ table ip p2pnode {{
   }}
 }}
 """
-    command("ip", "netns", "exec", router, "nft", "-f", "-", given=rules)
+    run("ip", "netns", "exec", router, "nft", "-f", "-", given=rules)
 
 
 @pytest.fixture
 def net() -> Iterator[tuple[str, str, str]]:
     """(outside, router, inside)."""
-    why = missing("nft")
-    if why:
-        pytest.skip(f"a NAT in network namespaces: {why}")
-    with namespaces("out", "nat", "in") as (outside, router, within):
+    names = outside, router, within = [f"p2pt{os.getpid()}-{name}" for name in ("out", "nat", "in")]
+    try:
+        for name in names:
+            run("ip", "netns", "add", name)
+            run("ip", "-n", name, "link", "set", "lo", "up")
         for left, right, name in ((outside, router, "wan"), (within, router, "lan")):
-            command("ip", "-n", left, "link", "add", "up0", "type", "veth", "peer", "name", name, "netns", right)
-            command("ip", "-n", left, "link", "set", "up0", "up")
-            command("ip", "-n", right, "link", "set", name, "up")
+            run("ip", "-n", left, "link", "add", "up0", "type", "veth", "peer", "name", name, "netns", right)
+            run("ip", "-n", left, "link", "set", "up0", "up")
+            run("ip", "-n", right, "link", "set", name, "up")
         for host in (FIRST, SECOND):
-            command("ip", "-n", outside, "address", "add", f"{host}/24", "dev", "up0")
-        command("ip", "-n", router, "address", "add", f"{ROUTER}/24", "dev", "wan")
-        command("ip", "-n", router, "address", "add", "192.168.77.1/24", "dev", "lan")
-        command("ip", "-n", within, "address", "add", f"{HIDDEN}/24", "dev", "up0")
-        command("ip", "-n", within, "route", "add", "default", "via", "192.168.77.1")
-        command("ip", "netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
-        try:
-            ports(router, 40000, 40999)
-        except OSError as error:
-            pytest.skip(f"a NAT in network namespaces: {error}")
+            run("ip", "-n", outside, "address", "add", f"{host}/24", "dev", "up0")
+        run("ip", "-n", router, "address", "add", f"{ROUTER}/24", "dev", "wan")
+        run("ip", "-n", router, "address", "add", "192.168.77.1/24", "dev", "lan")
+        run("ip", "-n", within, "address", "add", f"{HIDDEN}/24", "dev", "up0")
+        run("ip", "-n", within, "route", "add", "default", "via", "192.168.77.1")
+        run("ip", "netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        ports(router, 40000, 40999)
         yield outside, router, within
+    except NotPermitted as error:
+        pytest.skip(f"a NAT in network namespaces: {error}")
+    finally:
+        for name in names:
+            attempt("ip", "netns", "delete", name)
 
 
 @pytest.mark.timeout(600)
@@ -152,8 +125,8 @@ def test_a_daemon_behind_a_nat(net: tuple[str, str, str], tmp_path: Path) -> Non
         )
 
         ports(router, 50000, 50999)
-        command("ip", "-n", router, "link", "set", "wan", "down")  # the kernel forgets what it masqueraded there
-        command("ip", "-n", router, "link", "set", "wan", "up")
+        run("ip", "-n", router, "link", "set", "wan", "down")  # the kernel forgets what it masqueraded there
+        run("ip", "-n", router, "link", "set", "wan", "up")
 
         def moved() -> bool:
             found = [node.peers().get(own_id) for node in (first, second)]
@@ -168,5 +141,5 @@ def test_a_daemon_behind_a_nat(net: tuple[str, str, str], tmp_path: Path) -> Non
             assert not node.events("peer_dead")
     finally:
         for node in daemons:
-            node.end()
-            print(f"--- {node.log.name}, its end:\n{node.log.read_text()[-2500:]}")
+            node.kill()
+            print(f"--- {node.name}, its end:\n{node.output()[-2500:]}")

@@ -5,46 +5,25 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from p2pnode.client import NodeClient, find
 from p2pnode.errors import ExitCode
 from p2pnode.overlay.sealing.invitation import Invitation
 from p2pnode.overlay.sealing.swarm_key import KeyRing
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import run_p2pnode
-from tests.process.harness.swarm_world import ANSWER_S
-from tests.process.test_swarm_process import SHORT_STEPS, START_S, until
-from tests.process.test_swarm_process import Daemon as OpenDaemon
+from tests.process.harness.swarm_world import SHORT_STEPS, START_S, ProcessNode, kill_all, until
 
 
-class Daemon(OpenDaemon):
+class Daemon(ProcessNode):
     """A daemon with arguments, input and environment of a test."""
 
     def __init__(self, folder: Path, name: str, *arguments: str, given: str = "", **environment: str) -> None:
-        self.state_dir = folder / name
-        self.log = folder / f"{name}.log"
-        settings = (*SHORT_STEPS, "training.checkpoint_s=0")
-        line = ["start", "--port", "0", "--status-port", "0", "--state-dir", str(self.state_dir), *arguments]
-        for setting in settings:
-            line += ["--set", setting]
-        self._output = self.log.open("ab")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "p2pnode", *line],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        assert self.process.stdin is not None
-        self.process.stdin.write(given.encode())
-        self.process.stdin.close()
+        settings = {**SHORT_STEPS, "training.checkpoint_s": 0}
+        super().__init__(folder, name, settings, arguments=arguments, environment=environment, given=given)
 
     @property
     def keys(self) -> list[str]:
@@ -52,8 +31,8 @@ class Daemon(OpenDaemon):
 
     @property
     def known(self) -> int:
-        found = find(self.state_dir)
-        return len(NodeClient(found.address, timeout_s=ANSWER_S).peers()) if found else 0
+        client = self.client()
+        return len(client.peers()) if client else 0
 
 
 def p2pnode(folder: Path, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
@@ -71,9 +50,9 @@ def daemons(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
         return started[-1]
 
     yield start
+    kill_all(started)
     for daemon in started:
-        daemon.end()
-        print(f"--- {daemon.log.name}, its end:\n{daemon.log.read_text()[-1500:]}")
+        print(f"--- {daemon.name}, its end:\n{daemon.output()[-1500:]}")
 
 
 @pytest.mark.long
@@ -108,14 +87,14 @@ def test_a_closed_swarm_by_invitation(daemons: Callable[..., Daemon], tmp_path: 
     until(lambda: all(node.trains for node in members), START_S, "all four train")
     until(lambda: all(node.known == 3 for node in members), 90, "all know each other")
     assert all(node.keys == [old.primary.fingerprint] for node in members)
-    until(lambda: "a swarm with a key" in outsider.log.read_text(), START_S, "the outsider logs the likely cause")
+    until(lambda: "a swarm with a key" in outsider.output(), START_S, "the outsider logs the likely cause")
     assert outsider.state == "joining"
-    outsider.end()
+    outsider.kill()
     for node in members:
         shown = Path(f"/proc/{node.process.pid}/cmdline").read_bytes()
         assert line.encode() not in shown
 
-    fourth.end()  # its key is in no file, so it cannot take part in the rotation
+    fourth.kill()  # its key is in no file, so it cannot take part in the rotation
     members.remove(fourth)
     until(lambda: all(node.known == 2 for node in members), 90, "the fourth is removed")
     _rotate(tmp_path, members)
@@ -130,16 +109,15 @@ def test_a_closed_swarm_by_invitation(daemons: Callable[..., Daemon], tmp_path: 
 
     # It joins again from its state directory alone, at once. The others still consider its former process alive, and
     # use their sessions with it.
-    third.end()
+    third.kill()
     again = daemons("third")
     until(lambda: again.trains, START_S, "the third is back")
     secrets = [line, *(text for key in (*old, *new) for text in (key.text, key.secret.hex()))]
     for log in tmp_path.glob("*.log"):
         assert not [secret for secret in secrets if secret in log.read_text()], log
     for node in (first, second, again):
-        found = find(node.state_dir)
-        assert found is not None
-        client = NodeClient(found.address, timeout_s=ANSWER_S)
+        client = node.client()
+        assert client is not None
         shown_text = str(client.status()) + str(client.peers()) + str(client.events())
         assert not [secret for secret in secrets if secret in shown_text]
 
@@ -167,7 +145,7 @@ def _rotate(folder: Path, members: list[Daemon]) -> None:
 
 
 def _after(node: Daemon, event: str) -> str:
-    return node.log.read_text().partition(event)[2]
+    return node.output().partition(event)[2]
 
 
 @pytest.mark.parametrize(

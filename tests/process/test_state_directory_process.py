@@ -16,7 +16,7 @@ from p2pnode.overlay.sealing.invitation import Invitation
 from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import Forked, run_p2pnode, start_p2pnode
-from tests.process.test_swarm_process import SHORT_STEPS, START_S, until
+from tests.process.harness.swarm_world import SHORT_STEPS, START_S, until
 
 STRANGERS = Invitation.of("strangers", ["127.0.0.1:1"], KeyRing((SwarmKey(bytes(32)),))).line
 NAMESAKES = Invitation.of("digits", ["127.0.0.1:1"], KeyRing((SwarmKey(bytes(32)),))).line
@@ -88,7 +88,11 @@ def founder(tmp_path: Path) -> Iterator[Founder]:
 def test_mistaken_commands_break_no_state_directory(founder: Founder) -> None:
     """While the node runs and after it has ended: a second start, another run, another swarm's invitation, a namesake's
     invitation and foreign bootstraps are refused and write nothing; a plain `p2pnode start` then continues the run."""
-    settings = [part for setting in (*SHORT_STEPS, "training.checkpoint_s=1") for part in ("--set", setting)]
+    settings = [
+        part
+        for key, value in {**SHORT_STEPS, "training.checkpoint_s": 1}.items()
+        for part in ("--set", f"{key}={value}")
+    ]
     founder.start("--run", "digits", "--port", "0", "--status-port", "0", *settings)
     until(lambda: (founder.folder / "checkpoints").is_dir(), START_S, "it has a checkpoint")
     place = ("--state-dir", str(founder.folder))

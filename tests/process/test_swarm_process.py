@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,94 +10,27 @@ from typing import Any
 
 import pytest
 
-from p2pnode.client import NodeClient, find
-from p2pnode.errors import UserError
-from tests.harness.project.repository import ROOT
-from tests.process.harness.forked_python import Forked, start_p2pnode
-from tests.process.harness.swarm_world import ANSWER_S, until, whole_entries
+from tests.process.harness.swarm_world import (
+    DETECTION_BOUND_S,
+    SHORT_STEPS,
+    START_S,
+    TRAINER,
+    ProcessNode,
+    kill_all,
+    until,
+)
 
-#: The documented detection bound.
-DETECTION_BOUND_S = 10.0
 #: Events of a peer's end: by a crash, and by a word of its own.
 GONE = ("peer_dead", "peer_left")
-#: A loaded machine imports torch slowly; the figure for a quiet one is a benchmark's.
-START_S = 180.0
-#: Steps of a quarter of a second, asleep: enough of them to see a gap, and the cores are left to the other tests.
-SHORT_STEPS = ("training.local_steps=1", "training.eval_steps=0")
 #: Values are pulled as changes, over real sockets and threads; other tests of processes use the defaults.
-CHANGES = ("exchange.codec=int4", "exchange.shards=8")
-TRAINER = ("--", sys.executable, "-m", "tests.process.harness.plain_trainer", "0.25")
-
-
-class Daemon:
-    """One `p2pnode run` process and its state directory. With `forks`, it and its trainer are forks."""
-
-    def __init__(self, folder: Path, name: str, bootstrap: str = "", *, forks: bool = False) -> None:
-        self.state_dir = folder / name
-        self.log = folder / f"{name}.log"
-        arguments = ["run", "--port", "0", "--status-port", "0", "--state-dir", str(self.state_dir)]
-        arguments += ["--bootstrap", bootstrap] if bootstrap else []
-        for setting in (*SHORT_STEPS, *CHANGES, "training.checkpoint_s=2"):
-            arguments += ["--set", setting]
-        self._output = self.log.open("ab")
-        command, environment = [*arguments, *TRAINER], {**os.environ, "PYTHONPATH": str(ROOT)}
-        self.process: Forked | subprocess.Popen[bytes]
-        if forks:
-            self.process = start_p2pnode(
-                command, cwd=folder, env=environment, stdout=self._output, stderr=self._output, have_torch=False
-            )
-        else:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "p2pnode", *command],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def status(self) -> dict[str, Any]:
-        """Its status, empty while it cannot be asked."""
-        found = find(self.state_dir)
-        try:
-            if found is not None and found.pid == self.process.pid:
-                return NodeClient(found.address, timeout_s=ANSWER_S).status()
-        except UserError:
-            pass
-        return {}
-
-    @property
-    def step(self) -> int:
-        return int(self.status().get("step", -1))
-
-    @property
-    def state(self) -> str:
-        return str(self.status().get("state", ""))
-
-    @property
-    def trains(self) -> bool:
-        return self.state in ("training", "waiting")
-
-    @property
-    def address(self) -> str:
-        return str(self.status()["node"]["address"])
-
-    def end(self) -> None:
-        """Kill what is left of its session, trainer included."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process.wait()
-        self._output.close()
+SETTINGS = {**SHORT_STEPS, "exchange.codec": "int4", "exchange.shards": 8, "training.checkpoint_s": 2}
 
 
 class Watch:
     """How long nodes complete no step. `late_s`: the longest time between two looks, in which the machine, and not the
     swarm, held this process up."""
 
-    def __init__(self, nodes: list[Daemon]) -> None:
+    def __init__(self, nodes: list[ProcessNode]) -> None:
         self._nodes = nodes
         self._steps = [node.step for node in nodes]
         self._moved = [time.monotonic()] * len(nodes)
@@ -121,20 +51,19 @@ class Watch:
 
 
 @pytest.fixture
-def daemons(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    started: list[Daemon] = []
+def daemons(tmp_path: Path) -> Iterator[Callable[..., ProcessNode]]:
+    started: list[ProcessNode] = []
 
-    def start(name: str, bootstrap: str = "", *, forks: bool = False) -> Daemon:
-        started.append(Daemon(tmp_path, name, bootstrap, forks=forks))
+    def start(name: str, bootstrap: str = "", *, forks: bool = False) -> ProcessNode:
+        started.append(ProcessNode(tmp_path, name, SETTINGS, bootstrap=bootstrap, script=TRAINER, forks=forks))
         return started[-1]
 
     yield start
-    for daemon in started:
-        daemon.end()
+    kill_all(started)
 
 
 @pytest.mark.timeout(600)
-def test_the_life_of_a_swarm(daemons: Callable[..., Daemon]) -> None:
+def test_the_life_of_a_swarm(daemons: Callable[..., ProcessNode]) -> None:
     """Three nodes, and a fourth joins through any. After a kill the others continue within the detection bound and
     count three. After SIGTERM a node exits 0, and its neighbours have heard it from the node itself. The killed node
     catches up. All the time they follow the changes of each other's shards, and never hold other bits."""
@@ -149,7 +78,7 @@ def test_the_life_of_a_swarm(daemons: Callable[..., Daemon]) -> None:
 
     victim, survivors = second, [first, third, fourth]
     before, incarnation = victim.step, victim.status()["node"]["incarnation"]
-    victim.end()
+    victim.kill()
     killed, watch = time.monotonic(), Watch(survivors)
 
     def look() -> bool:
@@ -182,13 +111,13 @@ def test_the_life_of_a_swarm(daemons: Callable[..., Daemon]) -> None:
     assert [exchange["publication_mismatches"] for exchange in exchanges] == [0, 0, 0]
 
 
-def ends(node: Daemon, name: str) -> list[str]:
+def ends(node: ProcessNode, name: str) -> list[str]:
     """How the peer of this id has ended, by the log of a node. The log is written by a thread: later than /status."""
-    entries = whole_entries(node.log.read_text())
-    return [one["event"] for one in entries if one["event"] in GONE and name.startswith(one["peer"])]
+    entries = [one for event in GONE for one in node.events(event)]
+    return [one["event"] for one in entries if name.startswith(one["peer"])]
 
 
-def longest_stand(nodes: list[Daemon], seconds: float) -> float:
+def longest_stand(nodes: list[ProcessNode], seconds: float) -> float:
     """The longest time that any of the nodes completed no step, over so many seconds; without what this process came
     too late to look."""
     watch, began = Watch(nodes), time.monotonic()
@@ -199,7 +128,7 @@ def longest_stand(nodes: list[Daemon], seconds: float) -> float:
 
 
 @pytest.mark.timeout(600)
-def test_a_stopped_daemon_blocks_no_other_and_rejoins(daemons: Callable[..., Daemon]) -> None:
+def test_a_stopped_daemon_blocks_no_other_and_rejoins(daemons: Callable[..., ProcessNode]) -> None:
     """SIGSTOP for eight seconds: the other continues within the detection bound; after SIGCONT both continue within
     it."""
     first = daemons("first", forks=True)
@@ -212,23 +141,3 @@ def test_a_stopped_daemon_blocks_no_other_and_rejoins(daemons: Callable[..., Dae
     second.process.send_signal(signal.SIGCONT)
     until(lambda: second.trains, 90, "it answers again")
     assert longest_stand([first, second], 14.0) <= DETECTION_BOUND_S
-
-
-@pytest.mark.timeout(600)
-def test_a_second_node_on_one_state_directory_is_refused(daemons: Callable[..., Daemon], tmp_path: Path) -> None:
-    """Two daemons on one state directory: the second reports it and ends with the code of an unusable directory."""
-    first = daemons("one", forks=True)
-    until(lambda: bool(first.status()), START_S, "it can be asked")
-
-    done = subprocess.run(
-        [sys.executable, "-m", "p2pnode", "start", "--port", "0", "--status-port", "0"]
-        + ["--state-dir", str(first.state_dir)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-
-    assert done.returncode == 7
-    assert "another node runs on the state directory" in done.stderr

@@ -30,8 +30,8 @@ from p2pnode.overlay.system import SystemEntropy
 from p2pnode.overlay.transport import TransportError
 from tests.process.harness.members import BareSocket, Member, Relay, Tap, ask, flipped, send_bytes
 from tests.process.harness.sockets import failure
+from tests.process.harness.swarm_world import START_S, until
 from tests.process.test_sealed_process import Daemon
-from tests.process.test_swarm_process import START_S, until
 
 RUN = "guarded"
 ABSENT = identity_from_seed(b"a" * 32)
@@ -81,12 +81,12 @@ def test_an_unauthenticated_peer_gets_no_answer_and_is_counted(tmp_path: Path) -
         asyncio.run(_attacks(daemon, NodeAddress.of(Address(host, int(port)), node_id), ring))
         step = daemon.step
         until(lambda: daemon.step > step, 90, "it trains on")
-        log = daemon.log.read_text()
+        log = daemon.output()
         assert "Traceback" not in log
         assert key.text not in log
     finally:
-        daemon.end()
-        print(f"--- its log's end:\n{daemon.log.read_text()[-1500:]}")
+        daemon.kill()
+        print(f"--- its log's end:\n{daemon.output()[-1500:]}")
 
 
 async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
@@ -130,7 +130,7 @@ async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
 
     await expect("a wrong clock", with_a_wrong_clock, ("datagram", "clock"), ("stream", "clock"))
     async with asyncio.timeout(60):  # a thread writes the log
-        while "clock_differs" not in daemon.log.read_text():  # noqa: ASYNC110
+        while "clock_differs" not in daemon.output():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     async with Member(ring, RUN) as member:

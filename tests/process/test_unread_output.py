@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
-from typing import Any
 
-from p2pnode.client import NodeClient, find
-from p2pnode.errors import UserError
-from tests.harness.project.repository import ROOT
-from tests.process.harness.forked_python import start_p2pnode
-from tests.process.harness.swarm_world import ANSWER_S
-from tests.process.test_swarm_process import START_S, until
+from tests.process.harness.swarm_world import START_S, ProcessNode, until
 
 SCRIPT = """\
 import torch
@@ -52,39 +45,18 @@ def test_a_daemon_whose_output_nobody_reads_trains_and_answers(tmp_path: Path) -
     /status answers. The log has what was dropped, and SIGTERM ends it."""
     reading, writing = full_pipe()
     (tmp_path / "train.py").write_text(SCRIPT)
-    folder = tmp_path / "state"
-    process = start_p2pnode(
-        [
-            *("run", "--port", "0", "--status-port", "0", "--state-dir", str(folder)),
-            *("--set", "training.threads=1", "--set", "training.local_steps=5", "--set", "log.level=debug"),
-            *("--", sys.executable, "train.py"),
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=writing,
-        stderr=writing,
-    )
-
-    def answer() -> dict[str, Any]:
-        found = find(folder)
-        try:
-            return NodeClient(found.address, timeout_s=ANSWER_S).status() if found else {}
-        except UserError:
-            return {}
-
+    settings = {"training.local_steps": 5, "log.level": "debug"}
+    script = [sys.executable, "train.py"]
+    node = ProcessNode(tmp_path, "node", settings, script=script, stdout=writing, forks=True, needs_torch=True)
     try:
-        until(lambda: int(answer().get("step", -1)) >= 30, START_S, "150 turns of 100 kB each")
-        found = find(folder)
-        assert found is not None
-        names = [event["event"] for event in NodeClient(found.address, timeout_s=ANSWER_S).events()["events"]]
+        until(lambda: node.step >= 30, START_S, "150 turns of 100 kB each")
+        client = node.client()
+        assert client is not None
+        names = [event["event"] for event in client.events()["events"]]
         assert names.count("output_dropped") == 1
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(90) == 0
+        node.terminate()
+        assert node.process.wait(90) == 0
     finally:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
+        node.kill()
         os.close(writing)
         os.close(reading)

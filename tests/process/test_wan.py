@@ -14,9 +14,8 @@ import pytest
 
 from tests.process.harness.lan_world import LanNode, NotPermitted
 from tests.process.harness.line_model import Cable
-from tests.process.harness.swarm_world import START_S, kill_all, until
+from tests.process.harness.swarm_world import DETECTION_BOUND_S, START_S, kill_all, until
 from tests.process.harness.wan_world import Wan, wan
-from tests.process.test_swarm_process import DETECTION_BOUND_S
 
 #: A step's bfloat16 delta, its copies for backups and the values for others take more than a second on this line.
 LINE = Cable(4.0, 4.0, delay_s=0.02)

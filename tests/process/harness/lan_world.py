@@ -10,7 +10,7 @@ import ctypes
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,10 +29,10 @@ class NotPermitted(Exception):
     """Namespaces, bridges or token buckets cannot be made here."""
 
 
-def run(*command: str) -> None:
+def run(*command: str, given: str | None = None) -> None:
     """Raises `NotPermitted` with the command's message."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+        done = subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=20)
     except FileNotFoundError as error:
         raise NotPermitted(f"{command[0]} is not installed") from error
     if done.returncode != 0:
@@ -81,10 +81,19 @@ class LanNode(ProcessNode):
         machine: Machine,
         bootstrap: str = "",
         script: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.machine = machine
         values = {"node.host": machine.address, "swarm.allow_open": True, **settings}
-        super().__init__(folder, name, values, bootstrap=bootstrap, prefix=machine.prefix, script=script)
+        super().__init__(
+            folder,
+            name,
+            values,
+            bootstrap=bootstrap,
+            prefix=machine.prefix,
+            script=script,
+            environment=environment,
+        )
 
     def post(self, path: str) -> None:
         self.machine.inside(lambda: super(LanNode, self).post(path))
@@ -151,12 +160,13 @@ class Lan:
     def remove(self) -> None:
         """Everything that was made, as far as it was; idempotent."""
         for machine in self.machines:
-            _try("ip", "netns", "del", machine.name)
+            attempt("ip", "netns", "del", machine.name)
         for name in (*self._line[:1], *self._bridges):
-            _try("ip", "link", "del", name)
+            attempt("ip", "link", "del", name)
 
 
-def _try(*command: str) -> None:
+def attempt(*command: str) -> None:
+    """Run it, whatever comes of it."""
     subprocess.run(command, capture_output=True, check=False)
 
 

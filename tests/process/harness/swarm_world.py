@@ -11,8 +11,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,24 @@ from p2pnode.errors import UserError
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import Forked, start_p2pnode
 
+#: The documented detection bound.
+DETECTION_BOUND_S = 10.0
 #: A loaded machine imports torch slowly; the figure for a quiet one is a benchmark's.
 START_S = 180.0
 #: How long a daemon that runs may take to answer a request: on a loaded machine it answers late.
 ANSWER_S = 60.0
 POLL_INTERVAL_S = 0.05
+#: Steps of a quarter of a second, asleep: enough of them to see a gap, and the cores are left to the other tests.
+SHORT_STEPS: dict[str, Any] = {"training.local_steps": 1, "training.eval_steps": 0}
+TRAINER = (sys.executable, "-m", "tests.process.harness.plain_trainer", "0.25")
 
 
 class ProcessNode:
-    """`p2pnode start` on a state directory, or `p2pnode run` of a training `script`. `settings` are dotted keys.
-    `prefix` is put before the command. With `forks`, daemon and script are forks of a process that has imported the
-    daemon: for scripts without torch, where nothing about the start itself is tested."""
+    """`p2pnode start` on a state directory, or `p2pnode run` of a training `script`. `settings` are dotted keys;
+    `arguments` are further ones of the command, `given` is its input and `stdout` a descriptor instead of its log.
+    `prefix` is put before the command; `program` is what Python runs, if not `p2pnode`. With `forks`, where nothing
+    about the start itself is tested, daemon and script are forks of a process that has imported the daemon; of one that
+    has imported torch, too, if the script `needs_torch`."""
 
     def __init__(
         self,
@@ -41,8 +49,14 @@ class ProcessNode:
         *,
         bootstrap: str = "",
         prefix: Iterable[str] = (),
+        program: str = "p2pnode",
         script: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        given: str = "",
+        stdout: int | None = None,
         forks: bool = False,
+        needs_torch: bool = False,
         answer_s: float = ANSWER_S,
     ) -> None:
         self.name = name
@@ -51,25 +65,29 @@ class ProcessNode:
         self.signalled = False
         self._answer_s = answer_s
         values = {"node.host": "127.0.0.1", "node.port": 0, "status.port": 0, "training.threads": 1, **settings}
-        arguments = ["run" if script else "start", "--state-dir", str(self.state_dir)]
-        arguments += ["--bootstrap", bootstrap] if bootstrap else []
+        command = ["run" if script else "start", "--state-dir", str(self.state_dir), *arguments]
+        command += ["--bootstrap", bootstrap] if bootstrap else []
         for key, value in values.items():
-            arguments += ["--set", f"{key}={_toml(value)}"]
-        arguments += ["--", *script] if script else []
+            command += ["--set", f"{key}={_toml(value)}"]
+        command += ["--", *script] if script else []
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self.process: Forked | subprocess.Popen[bytes]
-        with self.log_file.open("ab") as output:
+        env = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
+        env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(environment or {})}
+        self.process: Forked | subprocess.Popen[Any]
+        with self.log_file.open("ab") as log, tempfile.TemporaryFile("w+") as stdin:
+            stdin.write(given)
+            stdin.seek(0)
+            output = log if stdout is None else stdout
             if forks:
                 self.process = start_p2pnode(
-                    arguments, cwd=folder, env=environment, stdout=output, stderr=output, have_torch=False
+                    command, cwd=folder, env=env, stdin=stdin, stdout=output, stderr=output, have_torch=needs_torch
                 )
             else:
                 self.process = subprocess.Popen(
-                    [*prefix, sys.executable, "-m", "p2pnode", *arguments],
+                    [*prefix, sys.executable, "-m", program, *command],
                     cwd=folder,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
+                    env=env,
+                    stdin=stdin,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
