@@ -179,17 +179,22 @@ class Story:
 
     # -- faults -------------------------------------------------------------------------------------------------
 
+    def able(self) -> list[int]:
+        """Places of the nodes that train."""
+        return [place for place in self.up() if self.nodes[place].moved_s is not None]  # type: ignore[union-attr]
+
+    def kinds(self) -> list[str]:
+        """What may happen now, as often as it is likely."""
+        down = self.nodes.count(None)
+        kinds = ["restart"] * (1 + down) if down else []
+        return kinds + (["kill", "stop", "leave"] if len(self.able()) > LEAST else [])
+
     def round(self) -> None:
-        """One fault, at once."""
-        down = [place for place, one in enumerate(self.nodes) if one is None]
-        able = [place for place in self.up() if self.nodes[place].moved_s is not None]  # type: ignore[union-attr]
-        kinds = ["restart"] * (1 + len(down)) if down else []
-        if len(able) > LEAST:
-            kinds += ["kill", "stop", "leave"]
-        if not kinds:
-            self.say("nothing to do: too few train")
-            return
-        kind = self.random.choice(kinds)
+        """One fault, at once. Raises `NotMeasured` where none becomes possible."""
+        if not self.run_for(START_S, lambda: bool(self.kinds())):
+            raise NotMeasured("too few train")
+        down, able = [place for place, one in enumerate(self.nodes) if one is None], self.able()
+        kind = self.random.choice(self.kinds())
         place = self.random.choice(down if kind == "restart" else able)
         seconds = self.random.uniform(*STOPPED_S) if kind == "stop" else 0.0
         self.say(f"{kind} node-{place}" + (f" for {seconds:.1f} s" if seconds else ""))
@@ -229,9 +234,11 @@ class Story:
         if not self.run_for(START_S, lambda: len(self.training()) == len(self.nodes)):
             raise NotMeasured("not all nodes train")
 
-    def play(self, rounds: int, round_s: float, calm_s: float, seconds: float = 0.0) -> Result:
-        """All of it: gather, the rounds at random moments, gather again, and a while without faults. With `seconds` as
-        many rounds as fit into them."""
+    def play(
+        self, rounds: int, round_s: float, calm_s: float, seconds: float = 0.0, goal: float = float("inf")
+    ) -> Result:
+        """All of it: gather, the rounds at random moments, gather again, and a while without faults, which ends where
+        all have the accuracy `goal`. With `seconds` as many rounds as fit into them."""
         self.gather()
         began_s = time.monotonic()
         number = 0
@@ -242,7 +249,7 @@ class Story:
             self.round()
         self.run_for(round_s)
         self.gather()
-        self.run_for(calm_s)
+        self.run_for(calm_s, lambda: min(self.accuracies(), default=0.0) >= goal)
         return self._finish(began_s)
 
     def calm(self, steps: int, most_s: float) -> Result:
@@ -256,8 +263,12 @@ class Story:
     def _finish(self, began_s: float) -> Result:
         self.result.seconds = time.monotonic() - began_s
         self.result.steps = min(one.step for one in self.training())
-        self.result.accuracies = [statistics.mean(one.accuracies[-3:]) for one in self.training() if one.accuracies]
+        self.result.accuracies = self.accuracies()
         return self.result
+
+    def accuracies(self) -> list[float]:
+        """Of each node that trains, over its last three evaluations; 0 before its first."""
+        return [statistics.mean(one.accuracies[-3:] or [0.0]) for one in self.training()]
 
     def summary(self) -> str:
         """One line with the step of each node."""

@@ -248,7 +248,7 @@ def test_an_example_trains_one_model_in_two_nodes(
 @pytest.mark.parametrize(
     ("name", "says", "needs"),
     [
-        ("own_loop", r"the shared model: accuracy \S+ after step 12", ()),
+        ("own_loop", r"the shared model: accuracy \S+ after step 40", ()),
         ("ddp", "the shared model: accuracy", ()),
         ("huggingface_lora", "the adapters are in adapters; loss", ("transformers", "accelerate", "peft")),
     ],
@@ -258,11 +258,12 @@ def test_an_example_trains_on_when_a_node_is_killed_in_the_middle(
 ) -> None:
     """Of three nodes one is killed with its script. The two others train all steps and export the same file."""
     skip_without(needs)
-    small = SMALL | {"training.max_steps": "12", "training.min_nodes": "3"}
+    # So many that it is in the middle still where a look at it comes late.
+    small = SMALL | {"training.max_steps": "40", "training.min_nodes": "3"}
     nodes = [start(commands(EXAMPLES / f"{name}.py")[0], small) for _ in range(3)]
     nodes[2].reach(3)
     nodes[2].end()
-    assert max(node.step for node in nodes[:2]) < 12
+    assert max(node.step for node in nodes[:2]) < 40
 
     assert [node.wait() for node in nodes[:2]] == [0, 0], nodes[0].output + nodes[1].output
     assert exported(nodes[0]) == exported(nodes[1])

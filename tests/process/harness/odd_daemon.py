@@ -1,4 +1,4 @@
-"""A real daemon whose memory can be broken: `python -m tests.process.harness.odd_daemon --config node.toml`.
+"""A real daemon whose memory can be broken: `python -m tests.process.harness.odd_daemon start …` is `p2pnode start …`.
 
 Everything is `p2pnode.daemon`, with a trainer that sleeps (`sleeping_daemon.py`). SIGUSR2 overwrites the values of
 every shard that it owns, in the memory of this process.
@@ -7,15 +7,15 @@ every shard that it owns, in the memory of this process.
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from p2pnode import daemon
-from p2pnode.config.load import load
+from p2pnode.__main__ import main
 from p2pnode.lifecycle.node import Node
 from p2pnode.training.trainer_link.interface import Resume, TrainerHello
 from tests.process.harness.sleeping_daemon import SleepingTrainer
@@ -46,11 +46,7 @@ def break_owned() -> None:
         owned.state.value[:] = np.nan
 
 
-def main(arguments: list[str]) -> int:
-    config = load(Path(arguments[arguments.index("--config") + 1]), {}, []).config
-    daemon.Node = KnownNode  # type: ignore[misc]
-    return daemon.run(config, make_trainer=OddTrainer)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    daemon.Node = KnownNode  # type: ignore[misc]
+    daemon.run = functools.partial(daemon.run, make_trainer=OddTrainer)
+    sys.exit(main())
