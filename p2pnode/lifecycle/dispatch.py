@@ -4,10 +4,10 @@ tasks for its trainer. Which of the last two it has depends on `[dispatch]` and 
 
 from __future__ import annotations
 
-from p2pnode.config.settings import Config
+from dataclasses import dataclass, field
+
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.lifecycle.environment import NodeEnvironment
-from p2pnode.overlay.overlay import Overlay
+from p2pnode.lifecycle.environment import NodePart
 from p2pnode.overlay.peers import Activity
 from p2pnode.training.dispatch.answers import Answer
 from p2pnode.training.dispatch.client import MasterClient
@@ -16,26 +16,23 @@ from p2pnode.training.dispatch.master import MasterFacts, MasterService
 from p2pnode.training.dispatch.worker import RecordsFacts, RecordsService
 from p2pnode.training.sharing.service import DataService
 from p2pnode.training.trainer_link.data_messages import DataFromTrainer, DataOpened, DataTrained, DataWanted
-from p2pnode.training.trainer_link.interface import Trainer
 from p2pnode.training.trainer_link.record_messages import RecordsFromTrainer, RecordsGranted, RecordsWanted
 
 #: How long workers that have not heard of the end of the job still get it from a master whose job is done.
 STAY_S = 10.0
 
 
-class NodeDispatch:
+@dataclass(eq=False)
+class NodeDispatch(NodePart):
     """Belongs to one node; `enter` once it is in its swarm."""
 
-    def __init__(
-        self, config: Config, environment: NodeEnvironment, overlay: Overlay, trainer: Trainer, data: DataService
-    ) -> None:
-        self._config = config
-        self._overlay = overlay
-        self._trainer = trainer
-        self._data = data
+    data: DataService
+    master: MasterService | None = field(init=False, default=None)
+    records: RecordsService | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        config, overlay, environment, trainer = self.config, self.overlay, self.environment, self.trainer
         directory = MasterDirectory(overlay, environment)
-        self.master: MasterService | None = None
-        self.records: RecordsService | None = None
         settings = config.dispatch
         if config.node.role == "master" or settings.serve:
             self.master = MasterService(
@@ -68,11 +65,11 @@ class NodeDispatch:
 
     def _on_trainer(self, message: DataFromTrainer | RecordsFromTrainer) -> None:
         if isinstance(message, DataOpened | DataWanted | DataTrained):
-            self._data.on_trainer(message)
+            self.data.on_trainer(message)
         elif self.records is not None:
             self.records.on_trainer(message)
         elif isinstance(message, RecordsWanted):
-            self._trainer.send_data(RecordsGranted(message.number, None, is_over=True))
+            self.trainer.send_data(RecordsGranted(message.number, None, is_over=True))
 
     def facts(self) -> tuple[MasterFacts | None, RecordsFacts | None]:
         """For `/status`."""
@@ -90,10 +87,10 @@ class NodeDispatch:
         """
         if self.master is None or not self.master.is_done:
             return None
-        activities = {peer.activity for peer in self._overlay.members()}
+        activities = {peer.activity for peer in self.overlay.members()}
         if activities & {Activity.READY, Activity.TRAINING}:
             return None
-        return max(STAY_S, self._config.training.linger_s) if Activity.JOINING in activities else STAY_S
+        return max(STAY_S, self.config.training.linger_s) if Activity.JOINING in activities else STAY_S
 
     def failure(self) -> UserError | None:
         """What a run that ended with its last pass has to report."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from p2pnode.overlay.environment import Log
 from p2pnode.training.engines.calls import ScriptCalls
@@ -50,9 +50,9 @@ from p2pnode.training.trainer_link.engine_messages import (
     WaitAtBarrier,
 )
 from p2pnode.training.trainer_link.interface import Trainer
+from p2pnode.training.values.client import SwarmValues
 from p2pnode.training.values.encoding import decode_key, encode_key
 from p2pnode.training.values.store import (
-    EncodedPull,
     EncodedResult,
     EncodedUpdate,
     EncodedValue,
@@ -65,44 +65,27 @@ from p2pnode.training.values.store import (
 KEYS_IN_A_PART = 4096
 
 
-class EncodedStore(Protocol):
-    """The values of the swarm, which this node passes on as bytes; `Exchange.values`."""
-
-    async def get_encoded(self, keys: Sequence[bytes]) -> Sequence[EncodedValue | None]: ...
-
-    async def update_encoded(self, updates: Sequence[EncodedUpdate]) -> None: ...
-
-    async def list_keys(self) -> list[bytes]: ...
-
-    def on_pull(self, pull: EncodedPull | None) -> None: ...
-
-
+@dataclass(eq=False)
 class EngineService:
     """Belongs to one node whose script uses an engine."""
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        participation: Participation,
-        values: EncodedStore,
-        log: Log,
-        calls: ScriptCalls | None = None,
-    ) -> None:
-        self._trainer = trainer
-        self._participation = participation
-        self._values = values
-        self._calls = calls
-        self._log = log
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        self._waits: dict[asyncio.Task[None], EngineAsked] = {}
-        self._numbers = itertools.count(1)
-        self._batches: dict[int, asyncio.Future[PullDone]] = {}
-        self._is_leaving = False
-        self._is_gone = False
-        #: What the parameter server has done, as its script says; None at a node that does not serve.
-        self.tasks: TaskCounts | None = None
-        trainer.on_engine(self._on_script)
-        values.on_pull(self.pull)
+    trainer: Trainer
+    participation: Participation
+    values: SwarmValues
+    log: Log
+    calls: ScriptCalls
+    #: What the parameter server has done, as its script says; None at a node that does not serve.
+    tasks: TaskCounts | None = None
+    _under_way: dict[asyncio.Task[None], None] = field(default_factory=dict)
+    _waits: dict[asyncio.Task[None], EngineAsked] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _batches: dict[int, asyncio.Future[PullDone]] = field(default_factory=dict)
+    _is_leaving: bool = False
+    _is_gone: bool = False
+
+    def __post_init__(self) -> None:
+        self.trainer.on_engine(self._on_script)
+        self.values.on_pull(self.pull)
 
     # -- the life of the service
 
@@ -116,9 +99,8 @@ class EngineService:
     def script_gone(self) -> None:
         """The script has ended: batches that wait for its `pull` are not answered."""
         self._is_gone = True
-        self._values.on_pull(None)
-        if self._calls is not None:
-            self._calls.end()
+        self.values.on_pull(None)
+        self.calls.end()
         for batch in self._batches.values():
             if not batch.done():
                 batch.set_exception(ScriptGone("the script of this node has ended"))
@@ -126,16 +108,15 @@ class EngineService:
     async def stop(self) -> None:
         """End what is under way; idempotent."""
         self.script_gone()
-        for task in self._tasks:
+        for task in self._under_way:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._under_way, return_exceptions=True)
 
     # -- questions
 
     def _on_script(self, message: EngineSaid) -> None:
         if isinstance(message, CallAnswered):
-            if self._calls is not None:
-                self._calls.on_answer(message)
+            self.calls.on_answer(message)
             return
         if isinstance(message, PullDone):
             batch = self._batches.get(message.number)
@@ -150,32 +131,32 @@ class EngineService:
             self._reply(message, self._at_once(question))
         else:
             task = asyncio.create_task(self._answer(message), name=f"engine-{type(question).__name__}")
-            self._tasks[task] = None
+            self._under_way[task] = None
             task.add_done_callback(self._forget)
             if waits:
                 self._waits[task] = message
 
     def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
+        self._under_way.pop(task, None)
         self._waits.pop(task, None)
 
     def _at_once(self, question: Question) -> Reply:
         """The answer to a question that needs no other node, or that must not wait."""
         match question:
             case CountStep(count, seconds):
-                self._participation.count(count, seconds)
+                self.participation.count(count, seconds)
             case AbandonRun():
-                self._participation.abandon()
+                self.participation.abandon()
             case TaskCounts(lost=lost):
                 if lost > (0 if self.tasks is None else self.tasks.lost):
-                    self._log.error("updates_lost", count=lost, version=question.version)
+                    self.log.error("updates_lost", count=lost, version=question.version)
                 self.tasks = question
             case ListPeers(sample):
-                return PeerSteps(self._participation.peers(sample), self._participation.workers())
-            case ListMembers(nodes) if self._calls is not None:
-                return self._calls.members(nodes)
+                return PeerSteps(self.participation.peers(sample), self.participation.workers())
+            case ListMembers(nodes):
+                return self.calls.members(nodes)
             case BeginRun():
-                return Counted(self._participation.step)
+                return Counted(self.participation.step)
             case CallNode():
                 return QuestionRefused("unanswered", "this node leaves")
             case _:
@@ -195,26 +176,26 @@ class EngineService:
         except TrainingError as error:
             self._reply(asked, QuestionRefused("unavailable", str(error)))
         except Exception as error:
-            self._log.error("engine_question_failed", question=type(asked.question).__name__, reason=repr(error))
+            self.log.error("engine_question_failed", question=type(asked.question).__name__, reason=repr(error))
             self._reply(asked, QuestionRefused("unavailable", f"the node failed: {error!r}"))
 
     def _reply(self, asked: EngineAsked, reply: Reply) -> None:
-        self._trainer.send_data(EngineAnswered(asked.number, reply))
+        self.trainer.send_data(EngineAnswered(asked.number, reply))
 
     async def _answered(self, question: Question) -> Reply:
         match question:
             case BeginRun():
-                return Counted(await self._participation.begin())
+                return Counted(await self.participation.begin())
             case WaitAtBarrier(count):
-                await self._participation.wait(count)
+                await self.participation.wait(count)
             case FinishRun():
-                await self._participation.finish()
-            case CallNode(node, payload) if self._calls is not None:
-                return Called(await self._calls.call(node, payload))
+                await self.participation.finish()
+            case CallNode(node, payload):
+                return Called(await self.calls.call(node, payload))
             case GetValues(keys):
                 return await self._get(keys)
             case ApplyUpdates(updates):
-                await self._values.update_encoded([EncodedUpdate(*one) for one in updates])
+                await self.values.update_encoded([EncodedUpdate(*one) for one in updates])
             case _:
                 raise TypeError(f"no answer to {type(question).__name__}")
         return Done()
@@ -223,7 +204,7 @@ class EngineService:
         """The values of the first keys, as many as fit into a message; at least one."""
         values: list[Encoded | None] = []
         size_bytes = 0
-        for one in await self._values.get_encoded(keys[:KEYS_IN_A_PART]):
+        for one in await self.values.get_encoded(keys[:KEYS_IN_A_PART]):
             size_bytes += 0 if one is None else len(one[0])
             if values and size_bytes > MESSAGE_VALUES_BYTES:
                 break
@@ -231,7 +212,7 @@ class EngineService:
         return ValuesFound(values)
 
     async def _list_keys(self, asked: EngineAsked) -> None:
-        keys = await self._values.list_keys()
+        keys = await self.values.list_keys()
         for first in range(0, max(1, len(keys)), KEYS_IN_A_PART):
             part = keys[first : first + KEYS_IN_A_PART]
             self._reply(asked, KeysFound(part, is_last=first + KEYS_IN_A_PART >= len(keys)))
@@ -248,12 +229,12 @@ class EngineService:
         batch = self._batches[number] = asyncio.get_running_loop().create_future()
         try:
             asked: list[UpdateParts] = [(one.key, one.value, one.timestamp, one.reducer) for one in updates]
-            self._trainer.send_data(PullAsked(number, asked, dict(present)))
+            self.trainer.send_data(PullAsked(number, asked, dict(present)))
             done = await batch
         finally:
             del self._batches[number]
         if done.failure:
             if len(updates) == 1:  # otherwise the owner asks again, for each by itself
-                self._log.warning("pull_failed", key=repr(decode_key(updates[0].key)), reason=done.failure)
+                self.log.warning("pull_failed", key=repr(decode_key(updates[0].key)), reason=done.failure)
             raise PullFailed(done.failed or None, done.failure)
         return [(key, value, timestamp) for key, (value, timestamp) in done.values.items()]

@@ -1,19 +1,37 @@
-"""The dependencies of a node, built by its composition root: the environment, a transport and a trainer."""
+"""What a node works with, built by its composition root: the environment, a transport and a trainer; and its states."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from p2pnode.config.directory_record import Given
+from p2pnode.config.settings import Config
 from p2pnode.overlay.bootstrap.lan import ZeroconfLan
-from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.environment import Clock, Environment, Log
 from p2pnode.overlay.nat.port_mapping import Gateway
+from p2pnode.overlay.overlay import Overlay
 from p2pnode.overlay.transport import Transport
 from p2pnode.training.dispatch.dataset import LocalDataset, RecordFilesMissing
 from p2pnode.training.dispatch.store import Store, StoreLost
+from p2pnode.training.progress import Progress
 from p2pnode.training.trainer_link.interface import Trainer
+
+#: What a node goes through, as `/status` shows it.
+State = Literal[
+    "joining",
+    "waiting_for_nodes",
+    "training",
+    "waiting",
+    "paused",
+    "stalled",
+    "serving",
+    "finished",
+    "leaving",
+    "failed",
+]
 
 
 def _no_dataset() -> LocalDataset:
@@ -48,3 +66,22 @@ class NodeEnvironment(Environment):
     read_dataset: Callable[[], LocalDataset] = _no_dataset
     #: Open the swarm again from this node's state if nobody answers, although another node founded it.
     reopens: bool = False
+
+
+@dataclass(eq=False)
+class NodePart:
+    """A part of one node, with what all of them work with."""
+
+    config: Config
+    environment: NodeEnvironment
+    overlay: Overlay
+    trainer: Trainer
+    progress: Progress
+
+    @property
+    def log(self) -> Log:
+        return self.environment.log
+
+    @property
+    def clock(self) -> Clock:
+        return self.environment.clock

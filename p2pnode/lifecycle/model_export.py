@@ -14,12 +14,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from p2pnode.config.settings import Config
-from p2pnode.lifecycle.environment import NodeEnvironment
+from p2pnode.lifecycle.environment import NodePart
 from p2pnode.overlay.environment import Disk
 from p2pnode.overlay.system import FolderDisk
 from p2pnode.training.encoding.codecs import Vector
@@ -27,7 +27,7 @@ from p2pnode.training.errors import TrainingError
 from p2pnode.training.layout import Layout
 from p2pnode.training.model_file import BadModelFile, Piece, TensorFile, model_pieces, open_fixed
 from p2pnode.training.supervisor.launch import add_checkout
-from p2pnode.training.trainer_link.interface import ModelDescription, Trainer, TrainerFailed
+from p2pnode.training.trainer_link.interface import ModelDescription, TrainerFailed
 
 FOLDER = "model"
 DESCRIPTION = f"{FOLDER}/description.json"
@@ -41,26 +41,23 @@ class CannotExport(TrainingError):
     """The exported file could not be written. No partial file remains."""
 
 
-class ModelExport:
+@dataclass(eq=False)
+class ModelExport(NodePart):
     """Keeps the description of one node's model on disk, and writes the file of the finished model."""
 
-    def __init__(self, config: Config, environment: NodeEnvironment, trainer: Trainer) -> None:
-        self._settings = config.training
-        self._trainer = trainer
-        self._clock = environment.clock
-        self._disk = environment.disk
-        self._executor = environment.executor
-        self._log = environment.log
-        path = environment.state_path
-        self._state_path = None if path is None else path.absolute()
-        self._described_s: float | None = None
-        self._failing = False
-        self.description: ModelDescription | None = None
+    description: ModelDescription | None = None
+    _described_s: float | None = None
+    _failing: bool = False
+
+    @property
+    def _state_path(self) -> Path | None:
+        path = self.environment.state_path
+        return None if path is None else path.absolute()
 
     async def describe_if_due(self) -> None:
         """Renew the description on disk, at the first call and then as often as checkpoints are written."""
-        period_s = self._settings.checkpoint_s
-        now = self._clock.monotonic()
+        period_s = self.config.training.checkpoint_s
+        now = self.clock.monotonic()
         if not period_s or (self._described_s is not None and now - self._described_s < period_s):
             return
         self._described_s = now
@@ -68,16 +65,16 @@ class ModelExport:
             await self._describe(wait=False)
         except (TrainerFailed, OSError) as error:
             if not self._failing:
-                self._log.warning("model_not_described", reason=str(error))
+                self.log.warning("model_not_described", reason=str(error))
             self._failing = True
         else:
             self._failing = False
 
     async def _describe(self, *, wait: bool) -> None:
         folder = "" if self._state_path is None else str(self._state_path / FOLDER)
-        self.description = await self._trainer.describe(folder, wait=wait)
+        self.description = await self.trainer.describe(folder, wait=wait)
         raw = msgspec.json.encode(self.description)
-        await self._executor.run(self._disk.write, DESCRIPTION, raw)
+        await self.environment.executor.run(self.environment.disk.write, DESCRIPTION, raw)
 
     async def describe_last(self) -> ModelDescription | None:
         """Describe the model at the end of the run, and wait until its fixed tensors are on disk.
@@ -87,7 +84,7 @@ class ModelExport:
         try:
             await self._describe(wait=True)
         except (TrainerFailed, OSError) as error:
-            self._log.warning("model_not_described", reason=str(error))
+            self.log.warning("model_not_described", reason=str(error))
         return self.description
 
     async def write(self, description: ModelDescription, layout: Layout, vector: Vector) -> tuple[str, str]:
@@ -96,9 +93,9 @@ class ModelExport:
         The digest is the digest of the safetensors file, also if the model is written in another format. Raises
         `CannotExport`.
         """
-        path = export_path(self._settings.export, self._state_path)
+        path = export_path(self.config.training.export, self._state_path)
         try:
-            return str(path), await self._executor.run(self._write, description, layout, vector, path)
+            return str(path), await self.environment.executor.run(self._write, description, layout, vector, path)
         except (BadModelFile, OSError) as error:
             reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
             raise CannotExport(f"{path} could not be written: {reason}") from error
@@ -113,7 +110,7 @@ class ModelExport:
         with fixed_tensors(self._state_path, description) as fixed:
             pieces = model_pieces(description, values_of, fixed)
             if self._state_path is None:  # only a simulated node has no folder
-                return write_pieces(self._disk, path.name, pieces)
+                return write_pieces(self.environment.disk, path.name, pieces)
             if path.suffix in SAFETENSORS:
                 return write_pieces(FolderDisk(path.parent), path.name, pieces)
             # Temporary files; both are removed also after an error.

@@ -16,15 +16,14 @@ from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError, code_of_script
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
 from p2pnode.lifecycle.dispatch import NodeDispatch
-from p2pnode.lifecycle.engine_run import EngineRun
-from p2pnode.lifecycle.environment import NodeEnvironment
+from p2pnode.lifecycle.engine_run import EngineRun, barrier_of
+from p2pnode.lifecycle.environment import NodeEnvironment, State
 from p2pnode.lifecycle.memory_budget import Budget, budget, check_memory
 from p2pnode.lifecycle.model_export import ModelExport
 from p2pnode.lifecycle.run_result import RunEnding, RunResult
 from p2pnode.lifecycle.shutdown import LAST_PUSH_S, Shutdown
 from p2pnode.lifecycle.side_services import SideServices
 from p2pnode.lifecycle.startup import Startup
-from p2pnode.lifecycle.state import State
 from p2pnode.lifecycle.state_directory import StateDirectory
 from p2pnode.overlay.addresses import is_loopback
 from p2pnode.overlay.ids import short
@@ -78,21 +77,21 @@ class Node:
         self.progress = Progress()
         self.trainer = environment.make_trainer(self.identity.node_id, self.incarnation, self.trainer_state_changed)
         self.data = DataService(self.overlay, self.trainer, self.incarnation, environment)
-        self.dispatch = NodeDispatch(config, environment, self.overlay, self.trainer, self.data)
+        parts = (config, environment, self.overlay, self.trainer, self.progress)
+        self.dispatch = NodeDispatch(*parts, self.data)
         self.exchange: Exchange | None = None
         self.loop: StepLoop | None = None
         self.manifest: Manifest | None = None
         #: What the trainer will take besides its model, as it has estimated.
         self.trainer_bytes: int | None = None
-        #: Memory of this process before the model, as far as it is known.
         self.phase: State = "joining"
-        self._startup = Startup(config, environment, self._directory, self.overlay, self.trainer, self.progress)
-        self.engine = EngineRun(config, environment, self._startup, self.overlay, self.trainer, self.progress)
+        self._startup = Startup(*parts, self._directory)
+        self.engine = EngineRun(*parts)
         self._result: RunResult | None = None
-        self.beside = SideServices(config, environment, self.overlay, self.trainer)
-        self._export = ModelExport(config, environment, self.trainer)
-        self._ending = RunEnding(config, environment, self._export, self.progress)
-        self._shutdown = Shutdown(config, environment, self.overlay, self.trainer, self.progress)
+        self.beside = SideServices(*parts)
+        self._export = ModelExport(*parts)
+        self._ending = RunEnding(*parts, self._export)
+        self._shutdown = Shutdown(*parts)
         self.checkpoints: CheckpointWriter | None = None
         self._leave_requested = asyncio.Event()
         self._failure: UserError | None = None
@@ -246,9 +245,10 @@ class Node:
             hello = await self._start()
         except TrainerLeft:
             return "script"  # it needed no model, as with map-reduce
-        if hello.engine is not None:
-            return await self._run_engine(hello)
-        exchange, loop = await self._join_training(hello)
+        exchange = await self._join(hello)
+        if self.loop is None:
+            return await self._serve_engine()
+        loop = self.loop
         await self._wait_for_nodes()
         self.phase = "training"
         try:
@@ -265,10 +265,10 @@ class Node:
         await self._finish(end, exchange)
         return end
 
-    async def _run_engine(self, hello: TrainerHello) -> End:
-        """A script with an engine of named values, which has its own loop."""
-        parts = await self.engine.join(hello, self.incarnation)
-        self.manifest, self.exchange, self.barrier, self.gate, self.checkpoints = parts
+    async def _serve_engine(self) -> End:
+        """A script with an engine of named values has its own loop."""
+        assert self.checkpoints is not None
+        self.engine.ready(self.barrier, self.incarnation, self.checkpoints)
         self.phase = "training"
         self._failure = await self.engine.serve()
         return "script" if self._failure is None else "trainer_failed"
@@ -341,11 +341,18 @@ class Node:
                 exit_code=ExitCode.MISMATCH,
             ) from error
 
-    async def _join_training(self, hello: TrainerHello) -> tuple[Exchange, StepLoop]:
-        """Agree on the manifest, build the exchange and get the vector."""
+    async def _join(self, hello: TrainerHello) -> Exchange:
+        """Agree on the manifest, build the exchange and what uses it, and get the vector."""
         assert self.overlay.genesis is not None
-        config, environment = self.config, self.environment
-        self.manifest = self._startup.propose(hello, config.barrier)
+        config, environment, engine = self.config, self.environment, hello.engine
+        settings, owns = config.barrier, True
+        if engine is not None:
+            settings = barrier_of(settings, engine)
+            self.barrier = make_barrier(settings)
+            self.gate = BarrierWaiter(self.overlay, self.barrier, settings, environment.clock)
+            owns = self.engine.check(engine, founder=self.founder)
+            await self._startup.restore_values(hello, self.trainer.vector)
+        self.manifest = self._startup.propose(hello, settings)
         self.trainer_bytes = hello.host_bytes
         manifest, source = await self._startup.agree(self.manifest)
         self.manifest = manifest
@@ -360,35 +367,47 @@ class Node:
             others_here=self._others_about_to_begin(),
         )
         self.exchange = exchange = await self._startup.make_exchange(manifest, self.barrier.staleness)
+        self.checkpoints = CheckpointWriter(
+            config,
+            exchange,
+            manifest,
+            self.trainer if engine is None else None,
+            self.progress,
+            environment,
+            on_saved=self._restart_from,
+            trainer_state=self._startup.trainer_state,
+        )
+        if engine is None:
+            self._make_loop(exchange)
+        else:
+            self.engine.begin(exchange, self.gate)
+        await self._startup.enter(exchange, source, owns=owns)
+        return exchange
+
+    def _make_loop(self, exchange: Exchange) -> None:
+        assert self.overlay.genesis is not None
         self.loop = loop = StepLoop(
             swarm=self.overlay,
             exchange=exchange,
             trainer=self.trainer,
             waiter=self.gate,
-            training=config.training,
-            settings=config.exchange,
-            environment=environment,
+            training=self.config.training,
+            settings=self.config.exchange,
+            environment=self.environment,
             progress=self.progress,
         )
         loop.restart_from(self._startup.trainer_file)
         if self.dispatch.records is not None:
             loop.follow(self.dispatch.records)
         self.dispatch.enter(self.overlay.genesis)
-        self.checkpoints = CheckpointWriter(
-            config,
-            exchange,
-            manifest,
-            self.trainer,
-            self.progress,
-            environment,
-            on_saved=loop.restart_from,
-            trainer_state=self._startup.trainer_state,
-        )
         if self.progress.paused:
             loop.pause()
-        self.beside.start(bytes.fromhex(manifest.genesis), loop, manifest.layout)
-        await self._startup.enter(exchange, source)
-        return exchange, loop
+        self.beside.start(self.overlay.genesis, loop, exchange.manifest.layout)
+
+    def _restart_from(self, file: str) -> None:
+        """The trainer's own state is in this file."""
+        if self.loop is not None:
+            self.loop.restart_from(file)
 
     async def _wait_for_nodes(self) -> None:
         self.overlay.announce(activity=Activity.READY, step=self.progress.step)

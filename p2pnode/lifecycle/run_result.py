@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from p2pnode.config.settings import Config
-from p2pnode.lifecycle.environment import NodeEnvironment
+from p2pnode.lifecycle.environment import NodePart
 from p2pnode.lifecycle.model_export import SAFETENSORS, CannotExport, ModelExport
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.ownership_messages import MAX_BUFFERS_BYTES
 from p2pnode.training.goal import Best, End
 from p2pnode.training.layout import Layout
-from p2pnode.training.progress import Progress
 from p2pnode.training.trainer_link.interface import ModelDescription, Vector
 
 #: A node waits this long for final values, and for integer buffers. A dead owner is replaced within ten seconds.
@@ -76,14 +74,11 @@ class RunResult:
         return found
 
 
-class RunEnding:
+@dataclass(eq=False)
+class RunEnding(NodePart):
     """Brings one node to the model that all nodes share at the end, and writes it."""
 
-    def __init__(self, config: Config, environment: NodeEnvironment, export: ModelExport, progress: Progress) -> None:
-        self._config = config
-        self._log = environment.log
-        self._export = export
-        self._progress = progress
+    export: ModelExport
 
     async def conclude(
         self,
@@ -99,21 +94,21 @@ class RunEnding:
         `left`: nodes that train on. `description` is asked of the trainer unless it is given.
         """
         reasons = [f"{left} {'nodes train' if left != 1 else 'node trains'} on"] if left else []
-        if self._config.exchange.enabled:
-            missing = (await exchange.pull_final(self._progress.step, FINAL_VALUES_S)).missing
+        if self.config.exchange.enabled:
+            missing = (await exchange.pull_final(self.progress.step, FINAL_VALUES_S)).missing
             if missing:
                 reasons.append(f"{len(missing)} shards had no final value within {FINAL_VALUES_S:.0f} s")
-        result = RunResult(end, self._progress.step, "", "", "")
-        description = description or await self._export.describe_last()
+        result = RunResult(end, self.progress.step, "", "", "")
+        description = description or await self.export.describe_last()
         if description is None or not description.tensors:
             reasons.append("the trainer has not described its model")
         else:
             description = await self._with_agreed_buffers(description, exchange, reasons)
-            if self._config.training.export:
+            if self.config.training.export:
                 result = await self._write(result, description, layout, vector)
         result = replace(result, why_differs="; ".join(reasons))
         if result.why_differs:
-            self._log.warning("model_may_differ", reason=result.why_differs)
+            self.log.warning("model_may_differ", reason=result.why_differs)
         return result
 
     async def _with_agreed_buffers(
@@ -123,7 +118,7 @@ class RunEnding:
 
         A node without any asks too, if it has fixed tensors: another one may have changed them.
         """
-        if not self._config.exchange.enabled or all(source.kind == "vector" for source in description.tensors):
+        if not self.config.exchange.enabled or all(source.kind == "vector" for source in description.tensors):
             return description
         mine = msgspec.msgpack.encode(dict(sorted(description.local.items())))
         if len(mine) > MAX_BUFFERS_BYTES:
@@ -155,11 +150,11 @@ class RunEnding:
         self, result: RunResult, description: ModelDescription, layout: Layout, vector: Vector
     ) -> RunResult:
         try:
-            model, sha256 = await self._export.write(description, layout, vector)
+            model, sha256 = await self.export.write(description, layout, vector)
         except CannotExport as error:
-            self._log.error("export_failed", reason=str(error))
+            self.log.error("export_failed", reason=str(error))
             return result
-        self._log.info("exported", path=model, step=result.step, sha256=sha256)
+        self.log.info("exported", path=model, step=result.step, sha256=sha256)
         return replace(result, model=model, sha256=sha256)
 
 

@@ -11,16 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
-from p2pnode.config.settings import Config
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
-from p2pnode.lifecycle.environment import NodeEnvironment
-from p2pnode.overlay.overlay import Overlay
+from p2pnode.lifecycle.environment import NodePart
 from p2pnode.overlay.peers import Activity, Peer
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.goal import End
-from p2pnode.training.progress import Finishing, Progress
-from p2pnode.training.trainer_link.interface import Trainer, TrainerEnd
+from p2pnode.training.progress import Finishing
+from p2pnode.training.trainer_link.interface import TrainerEnd
 
 LAST_PUSH_S = 1.0
 HAND_OVER_S = 2.0
@@ -43,21 +42,13 @@ POLL_INTERVAL_S = 0.05
 Conclude = Callable[[int], Awaitable[None]]
 
 
-class Shutdown:
+@dataclass(eq=False)
+class Shutdown(NodePart):
     """Ends one node: `finish` after its last step, then `leave` in every case."""
 
-    def __init__(
-        self, config: Config, environment: NodeEnvironment, overlay: Overlay, trainer: Trainer, progress: Progress
-    ) -> None:
-        self._config = config
-        self._clock = environment.clock
-        self._log = environment.log
-        self._overlay = overlay
-        self._trainer = trainer
-        self._progress = progress
-        self._has_begun_checkpoint = False
-        #: How the last trainer process has ended.
-        self.trainer_end = TrainerEnd()
+    #: How the last trainer process has ended.
+    trainer_end: TrainerEnd = field(default_factory=TrainerEnd)
+    _has_begun_checkpoint: bool = False
 
     # -- a run that has ended -----------------------------------------------------------------------------------
 
@@ -68,18 +59,18 @@ class Shutdown:
         nodes have announced it. A script's weights at `done` are final if the others finish within a few of their
         steps. A script that ends its own node (`end` is `script`) leaves them training: only the script is waited for.
         """
-        if self._config.exchange.enabled and (steps := await exchange.flush(FLUSH_S)):
-            self._log.warning("left_behind", steps_unacknowledged=steps, shards_owned=0)
-        self._overlay.announce(activity=Activity.FINISHED)
-        began = self._clock.monotonic()
-        if not self._trainer.is_script:
+        if self.config.exchange.enabled and (steps := await exchange.flush(FLUSH_S)):
+            self.log.warning("left_behind", steps_unacknowledged=steps, shards_owned=0)
+        self.overlay.announce(activity=Activity.FINISHED)
+        began = self.clock.monotonic()
+        if not self.trainer.is_script:
             await self._conclude_with_others(exchange, began, conclude)
             return
         is_final = end != "script" and not await self._settle()
         if is_final:
             await conclude(0)
-        elif self._config.exchange.enabled:
-            await exchange.pull(self._progress.step)
+        elif self.config.exchange.enabled:
+            await exchange.pull(self.progress.step)
         await self._begin_checkpoint(checkpoints, FINAL_CHECKPOINT_S)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._let_script_finish(end), name="finish-script")
@@ -95,7 +86,7 @@ class Shutdown:
     async def _settle(self) -> int:
         """Wait until nobody trains any more, but only for a few of their steps; returns how many train on."""
         slowest_s = max((peer.step_seconds for peer in self._training()), default=0.0)
-        limit_s = min(self._config.training.linger_s, max(SETTLE_S, SETTLE_STEPS * slowest_s))
+        limit_s = min(self.config.training.linger_s, max(SETTLE_S, SETTLE_STEPS * slowest_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while self._training():  # noqa: ASYNC110 - it follows from heartbeats, which set no event
@@ -103,45 +94,45 @@ class Shutdown:
         return len(self._training())
 
     def _training(self) -> list[Peer]:
-        return [peer for peer in self._overlay.members() if peer.activity is Activity.TRAINING]
+        return [peer for peer in self.overlay.members() if peer.activity is Activity.TRAINING]
 
     async def _let_script_finish(self, end: End) -> None:
         what = "the script ends its node" if end == "script" else f"the run has ended: {end}"
-        finish_s = self._config.training.finish_s
+        finish_s = self.config.training.finish_s
         self._note_finishing(what, finish_s)
-        self.trainer_end = await self._trainer.finish(end, finish_s)
-        self._progress.finishing = None
+        self.trainer_end = await self.trainer.finish(end, finish_s)
+        self.progress.finishing = None
 
     def _note_finishing(self, what: str, seconds: float) -> None:
-        now = self._clock.monotonic()
-        self._progress.finishing = Finishing(what, now, now + seconds)
+        now = self.clock.monotonic()
+        self.progress.finishing = Finishing(what, now, now + seconds)
 
     async def _stay_for_others(self, exchange: Exchange) -> None:
         """Own shards until the others that have finished have their final values, or `STAY_S` have passed.
 
         Otherwise the node that was to receive them might die during the hand-over.
         """
-        if not self._config.exchange.enabled:
+        if not self.config.exchange.enabled:
             return
         await exchange.final_values.announce()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(STAY_S, self._config.training.linger_s)):
+            async with asyncio.timeout(min(STAY_S, self.config.training.linger_s)):
                 while self._others_fetch(exchange):  # noqa: ASYNC110 - it follows from heartbeats, which set no event
                     await asyncio.sleep(POLL_INTERVAL_S)
 
     def _others_fetch(self, exchange: Exchange) -> bool:
-        finished = (peer for peer in self._overlay.members() if peer.activity is Activity.FINISHED)
+        finished = (peer for peer in self.overlay.members() if peer.activity is Activity.FINISHED)
         return any(exchange.is_needed_by(peer.node_id) for peer in finished)
 
     async def _linger(self, began: float) -> int:
         try:
-            async with asyncio.timeout(began + self._config.training.linger_s - self._clock.monotonic()):
+            async with asyncio.timeout(began + self.config.training.linger_s - self.clock.monotonic()):
                 while True:
                     if not self._others_at_work():
                         return 0
                     await asyncio.sleep(POLL_INTERVAL_S)
         except TimeoutError:
-            self._log.info("linger_over", seconds=self._config.training.linger_s)
+            self.log.info("linger_over", seconds=self.config.training.linger_s)
         return self._others_at_work()
 
     def _others_at_work(self) -> int:
@@ -150,23 +141,23 @@ class Shutdown:
         A long step is no reason not to wait: a trainer that hangs is announced as stalled.
         """
         at_work = (Activity.JOINING, Activity.READY, Activity.TRAINING)
-        return sum(peer.activity in at_work for peer in self._overlay.members())
+        return sum(peer.activity in at_work for peer in self.overlay.members())
 
     # -- leaving ------------------------------------------------------------------------------------------------
 
     async def leave(self, exchange: Exchange | None, checkpoints: CheckpointWriter | None) -> None:
         """Write the last checkpoint, hand the shards over while the script ends, and announce the departure."""
-        self._log.info("leaving", step=self._progress.step)
-        self._overlay.set_willing(False)  # so that no shard is handed to this node any more
+        self.log.info("leaving", step=self.progress.step)
+        self.overlay.set_willing(False)  # so that no shard is handed to this node any more
         if exchange is not None and checkpoints is not None:
             await self._begin_checkpoint(checkpoints, LAST_CHECKPOINT_S)
         async with asyncio.TaskGroup() as tasks:
-            if self._trainer.is_script:
+            if self.trainer.is_script:
                 tasks.create_task(self._stop_script(), name="stop-script")
             if exchange is not None:
                 await self._hand_over(exchange)
             # Now, for nobody needs this node while its disk is slow.
-            await self._overlay.leave()
+            await self.overlay.leave()
             if checkpoints is not None:
                 await checkpoints.finish_last()
 
@@ -177,18 +168,18 @@ class Shutdown:
             await checkpoints.begin_last(trainer_s)
 
     async def _stop_script(self) -> None:
-        if self._trainer.state == "stopped":
+        if self.trainer.state == "stopped":
             return
-        stop_s = self._config.training.stop_s
+        stop_s = self.config.training.stop_s
         self._note_finishing("the node leaves", stop_s)
-        self.trainer_end = await self._trainer.stop(stop_s)
-        self._progress.finishing = None
+        self.trainer_end = await self.trainer.stop(stop_s)
+        self.progress.finishing = None
 
     async def _hand_over(self, exchange: Exchange) -> None:
         steps_left, shards_left = await exchange.leave(HAND_OVER_S)
         # With named values, nodes whose script has ended or not begun need none.
         idle = (Activity.PAUSED, Activity.LEAVING) if exchange.store.holds_values else ()
-        others = [peer for peer in self._overlay.members() if peer.activity not in idle]
+        others = [peer for peer in self.overlay.members() if peer.activity not in idle]
         if steps_left or (shards_left and others):
-            self._log.warning("left_behind", steps_unacknowledged=steps_left, shards_owned=shards_left)
+            self.log.warning("left_behind", steps_unacknowledged=steps_left, shards_owned=shards_left)
         await exchange.close(DRAIN_S)

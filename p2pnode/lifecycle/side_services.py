@@ -4,10 +4,9 @@ end with those that have reached the goal, and share the decisions of `devices.c
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
-from p2pnode.config.settings import Config
-from p2pnode.lifecycle.environment import NodeEnvironment
-from p2pnode.overlay.overlay import Overlay
+from p2pnode.lifecycle.environment import NodePart
 from p2pnode.training.devices.coordination import Coordination
 from p2pnode.training.devices.host import HostTrainer
 from p2pnode.training.duplicate_data import DuplicateData
@@ -15,25 +14,21 @@ from p2pnode.training.few_changes import FewChanges
 from p2pnode.training.goal_announcement import GoalAnnouncement
 from p2pnode.training.layout import Layout
 from p2pnode.training.step_loop import StepLoop
-from p2pnode.training.trainer_link.interface import Trainer, Vector
+from p2pnode.training.trainer_link.interface import Vector
 
 
-class SideServices:
+@dataclass(eq=False)
+class SideServices(NodePart):
     """Of one node; `start` when its exchange is built."""
 
-    def __init__(self, config: Config, environment: NodeEnvironment, overlay: Overlay, trainer: Trainer) -> None:
-        self.duplicates: DuplicateData | None = None
-        self.changes: FewChanges | None = None
-        self._config = config
-        self._environment = environment
-        self._overlay = overlay
-        self._trainer = trainer
-        self._goal_news: GoalAnnouncement | None = None
-        self._coordination: Coordination | None = None
+    duplicates: DuplicateData | None = None
+    changes: FewChanges | None = None
+    _goal_news: GoalAnnouncement | None = None
+    _coordination: Coordination | None = None
 
     def start(self, genesis: bytes, loop: StepLoop, layout: Layout) -> None:
         """Begin, with others unless this node trains alone."""
-        config, overlay, log = self._config, self._overlay, self._environment.log
+        config, overlay, log = self.config, self.overlay, self.log
         self.changes = FewChanges(layout)
         loop.on_trained(self._after_training)
         if not config.exchange.enabled:
@@ -45,9 +40,9 @@ class SideServices:
             self._goal_news = GoalAnnouncement(
                 overlay, genesis, config.training.until, log, random.Random(me), loop.end_by_goal
             )
-        if config.devices.coordination == "global" and isinstance(self._trainer, HostTrainer):
-            host = self._trainer
-            self._coordination = Coordination(overlay, genesis, host.cycles, host.positions, self._environment)
+        if config.devices.coordination == "global" and isinstance(self.trainer, HostTrainer):
+            host = self.trainer
+            self._coordination = Coordination(overlay, genesis, host.cycles, host.positions, self.environment)
             self._coordination.start()
             host.coordinate(self._coordination)
 

@@ -9,13 +9,13 @@ replica first; the swarm's state then replaces it.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.lifecycle.environment import NodeEnvironment
+from p2pnode.lifecycle.environment import NodePart
 from p2pnode.lifecycle.state_directory import StateDirectory
-from p2pnode.overlay.overlay import NotThisSwarm, OnlyItself, Overlay
+from p2pnode.overlay.overlay import NotThisSwarm, OnlyItself
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import TransportError
 from p2pnode.training import checkpoint, manifest_check, shard_count
@@ -24,11 +24,10 @@ from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.store.records import StoredState
 from p2pnode.training.manifest import Manifest, propose
 from p2pnode.training.manifest_check import ManifestRefused
-from p2pnode.training.progress import Progress
 from p2pnode.training.settings import BarrierSettings
 from p2pnode.training.shard_count import ChosenBy, ShardsFixed
 from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH, has_length
-from p2pnode.training.trainer_link.interface import Restored, Trainer, TrainerFailed, TrainerHello, TrainerLeft, Vector
+from p2pnode.training.trainer_link.interface import Restored, TrainerFailed, TrainerHello, TrainerLeft, Vector
 
 #: A restarted founder looks for its swarm among remembered peers this long before it founds the swarm again.
 REJOIN_TIMEOUT_S = 5.0
@@ -66,44 +65,30 @@ class Agreement(NamedTuple):
     source: Contact | None
 
 
-class Startup:
+@dataclass(eq=False)
+class Startup(NodePart):
     """Takes one node from its state directory to the swarm's vector."""
 
-    def __init__(
-        self,
-        config: Config,
-        environment: NodeEnvironment,
-        directory: StateDirectory,
-        overlay: Overlay,
-        trainer: Trainer,
-        progress: Progress,
-    ) -> None:
-        self._config = config
-        self._environment = environment
-        self._directory = directory
-        self._overlay = overlay
-        self._trainer = trainer
-        self._progress = progress
-        self._log = environment.log
-        self._checkpoint: Checkpoint | None = None
-        #: The file of the trainer's own state that belongs to it, below the state directory.
-        self.trainer_state = ""
-        #: This node founded the swarm, now or in an earlier run.
-        self.founder = False
-        #: The founder found no other node of its swarm: it resumes from the states that its nodes have on disk.
-        self.resumes = False
-        #: No member of the swarm has answered yet, and this node may not open it again.
-        self.waits_for_swarm = False
-        #: Why the run has as many shards as it has; None before that is known.
-        self.shards_by: ChosenBy | None = None
+    directory: StateDirectory
+    #: The file of the trainer's own state that belongs to the loaded checkpoint, below the state directory.
+    trainer_state: str = ""
+    #: This node founded the swarm, now or in an earlier run.
+    founder: bool = False
+    #: The founder found no other node of its swarm: it resumes from the states that its nodes have on disk.
+    resumes: bool = False
+    #: No member of the swarm has answered yet, and this node may not open it again.
+    waits_for_swarm: bool = False
+    #: Why the run has as many shards as it has; None before that is known.
+    shards_by: ChosenBy | None = None
+    _checkpoint: Checkpoint | None = None
 
     # -- the swarm ----------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
         """Join through any peer, or found. Raises `NotThisSwarm`; `UserError` if there is nobody to dial."""
-        bootstraps = self._config.swarm.bootstrap
-        stored = self._directory.genesis
-        if stored is None and self._environment.reopens:
+        bootstraps = self.config.swarm.bootstrap
+        stored = self.directory.genesis
+        if stored is None and self.environment.reopens:
             raise UserError(
                 "there is no swarm to open again: this state directory has not been in one",
                 hint="leave --reopen out to found a swarm, or name the right directory with --run or --state-dir",
@@ -111,22 +96,22 @@ class Startup:
             )
         if stored is not None:
             await self._return_to(stored, bootstraps)
-        elif bootstraps or self._overlay.remembered():
+        elif bootstraps or self.overlay.remembered():
             await self._join_or_found(bootstraps)
-        elif not await self._overlay.join_local():
-            await self._found(self._environment.entropy.token(16))
+        elif not await self.overlay.join_local():
+            await self._found(self.environment.entropy.token(16))
 
     async def _join_or_found(self, bootstraps: list[str]) -> None:
-        joining = asyncio.ensure_future(self._overlay.join(bootstraps, genesis=None))
+        joining = asyncio.ensure_future(self.overlay.join(bootstraps, genesis=None))
         try:
             await asyncio.wait([joining], timeout=REJOIN_TIMEOUT_S)
             if not joining.done():
-                tried = dict(self._overlay.attempts)
-                self._log.warning("waiting_for_bootstrap", waited_s=REJOIN_TIMEOUT_S, tried=tried, hint=BOOTSTRAP_HINT)
+                tried = dict(self.overlay.attempts)
+                self.log.warning("waiting_for_bootstrap", waited_s=REJOIN_TIMEOUT_S, tried=tried, hint=BOOTSTRAP_HINT)
             await joining
         except OnlyItself:
-            self._log.info("bootstrap_is_this_node", addresses=bootstraps)
-            await self._found(self._environment.entropy.token(16))
+            self.log.info("bootstrap_is_this_node", addresses=bootstraps)
+            await self._found(self.environment.entropy.token(16))
         finally:
             joining.cancel()
             await asyncio.gather(joining, return_exceptions=True)
@@ -134,8 +119,8 @@ class Startup:
     async def _return_to(self, genesis: bytes, bootstraps: list[str]) -> None:
         """Enter the swarm of an earlier start again."""
         # None: the record is lost, which says who founded.
-        founder = self._directory.record.founder
-        if self._environment.reopens or (founder is not False and not bootstraps):
+        founder = self.directory.record.founder
+        if self.environment.reopens or (founder is not False and not bootstraps):
             await self._rejoin(bootstraps, genesis)
             return
         try:
@@ -147,14 +132,14 @@ class Startup:
 
     async def _wait_for_swarm(self, bootstraps: list[str], genesis: bytes) -> None:
         """Dial until a node of the swarm answers, however long that takes; after a moment the log says why."""
-        if not bootstraps and not self._overlay.remembered() and self._config.swarm.discover == "off":
+        if not bootstraps and not self.overlay.remembered() and self.config.swarm.discover == "off":
             raise self._nobody_to_dial()
-        joining = asyncio.ensure_future(self._overlay.join(bootstraps, genesis=genesis))
+        joining = asyncio.ensure_future(self.overlay.join(bootstraps, genesis=genesis))
         try:
             await asyncio.wait([joining], timeout=REJOIN_TIMEOUT_S)
             if not joining.done():
                 self.waits_for_swarm = True
-                self._log.warning("waiting_for_swarm", run=self._config.swarm.run, hint=WAITING_HINT)
+                self.log.warning("waiting_for_swarm", run=self.config.swarm.run, hint=WAITING_HINT)
             await joining
         finally:
             self.waits_for_swarm = False
@@ -163,7 +148,7 @@ class Startup:
 
     def _nobody_to_dial(self) -> UserError:
         return UserError(
-            f'this node is a member of run "{self._config.swarm.run}", which another node founded, and it knows no '
+            f'this node is a member of run "{self.config.swarm.run}", which another node founded, and it knows no '
             "address of another member",
             hint="give one with --bootstrap HOST:PORT, or a new invitation; if all others are lost, `p2pnode start "
             "--reopen` opens the swarm again from this node's state",
@@ -172,18 +157,18 @@ class Startup:
 
     async def _rejoin(self, bootstraps: list[str], genesis: bytes) -> None:
         """Look for the swarm this node may open: it may have continued without this node."""
-        if bootstraps or self._overlay.remembered() or await self._overlay.has_local_peer():
+        if bootstraps or self.overlay.remembered() or await self.overlay.has_local_peer():
             try:
                 async with asyncio.timeout(REJOIN_TIMEOUT_S):
-                    await self._overlay.join(bootstraps, genesis=genesis)
+                    await self.overlay.join(bootstraps, genesis=genesis)
                 return
             except (TimeoutError, NotThisSwarm):
-                self._log.warning("swarm_not_found_again", waited_s=REJOIN_TIMEOUT_S, peers=self._overlay.remembered())
+                self.log.warning("swarm_not_found_again", waited_s=REJOIN_TIMEOUT_S, peers=self.overlay.remembered())
         self.resumes = True
         await self._found(genesis)
 
     async def _found(self, genesis: bytes) -> None:
-        if self._config.node.role == "master":
+        if self.config.node.role == "master":
             raise UserError(
                 "a master joins a swarm and founds none: it has no model",
                 "start a node that trains first, and give its address with --bootstrap HOST:PORT",
@@ -191,33 +176,33 @@ class Startup:
             )
         self.founder = True
         # Before it is told to anybody: those that have entered this swarm enter no other one.
-        await self._directory.keep_genesis(genesis)
-        self._overlay.found(genesis)
+        await self.directory.keep_genesis(genesis)
+        self.overlay.found(genesis)
 
     async def keep_founded(self) -> None:
         """At the end: others that have entered the new swarm wait for it, even if this start has failed before it had
         a model. With a record the state directory stays, and the next start opens the same swarm."""
-        genesis = self._overlay.genesis
-        if self.founder and genesis is not None and self._overlay.has_admitted and not self._directory.record.run:
-            await self._directory.remember(self._config.swarm.run, genesis, None, founder=True, given={})
+        genesis = self.overlay.genesis
+        if self.founder and genesis is not None and self.overlay.has_admitted and not self.directory.record.run:
+            await self.directory.remember(self.config.swarm.run, genesis, None, founder=True, given={})
 
     async def _remember(self, manifest: Manifest) -> None:
         """This node and its swarm agree: from now on the state directory belongs to this run and this model."""
-        await self._directory.remember(
+        await self.directory.remember(
             manifest.run,
             bytes.fromhex(manifest.genesis),
             manifest.layout,
             founder=self.founder,
-            given=self._environment.given,
+            given=self.environment.given,
             shards=manifest.shards,
             frozen=manifest.frozen_digest,
         )
 
     async def remember_swarm(self) -> None:
         """This node, which has no model, is in its swarm."""
-        assert self._overlay.genesis is not None
-        run, given = self._config.swarm.run, self._environment.given
-        await self._directory.remember(run, self._overlay.genesis, None, founder=False, given=given)
+        assert self.overlay.genesis is not None
+        run, given = self.config.swarm.run, self.environment.given
+        await self.directory.remember(run, self.overlay.genesis, None, founder=False, given=given)
 
     # -- the trainer and the checkpoint -------------------------------------------------------------------------
 
@@ -225,7 +210,7 @@ class Startup:
         """Start the trainer from the newest checkpoint, if there is one. Raises `UserError`, and `TrainerLeft` for a
         script that has ended and needed no model."""
         try:
-            return await self._trainer.start(resume=self._resume)
+            return await self.trainer.start(resume=self._resume)
         except TrainerLeft:
             raise
         except TrainerFailed as error:
@@ -236,33 +221,33 @@ class Startup:
     async def _resume(self, hello: TrainerHello, vector: Vector) -> Restored:
         """Load the newest complete checkpoint of this swarm and this model. One that is passed over gives nothing:
         neither its vector nor its optimiser. Raises `UserError` if the state directory belongs to another model."""
-        self._directory.check_model(hello.layout, hello.frozen_digest)
-        disk, run = self._environment.disk, self._environment.executor.run
-        layout, genesis = hello.layout, (self._directory.genesis or b"").hex()
+        self.directory.check_model(hello.layout, hello.frozen_digest)
+        disk, run = self.environment.disk, self.environment.executor.run
+        layout, genesis = hello.layout, (self.directory.genesis or b"").hex()
         try:
-            complete = await run(lambda: list(checkpoint.complete(disk, self._log)))
+            complete = await run(lambda: list(checkpoint.complete(disk, self.log)))
         except OSError as error:
-            self._log.warning("checkpoint_unreadable", folder=checkpoint.FOLDER, reason=str(error))
+            self.log.warning("checkpoint_unreadable", folder=checkpoint.FOLDER, reason=str(error))
             return Restored()
         for found in complete:
             step = found.state.step
             if found.state.layout_digest != layout.digest() or found.state.genesis != genesis:
-                self._log.warning("checkpoint_passed_over", step=step, reason="another model or another swarm")
+                self.log.warning("checkpoint_passed_over", step=step, reason="another model or another swarm")
                 continue
             try:
                 await run(checkpoint.read_vector, disk, found.folder, layout, vector)
                 self.trainer_state = await run(checkpoint.trainer_state, disk, found)
             except (ValueError, OSError) as error:
-                self._log.warning("checkpoint_unreadable", step=step, reason=str(error))
+                self.log.warning("checkpoint_unreadable", step=step, reason=str(error))
                 continue
             if not await run(has_length, vector, MAX_STATE_LENGTH):
-                self._log.warning("checkpoint_passed_over", step=step, reason="its values are out of range")
+                self.log.warning("checkpoint_passed_over", step=step, reason="its values are out of range")
                 continue
             self._checkpoint = found
-            progress = self._progress
+            progress = self.progress
             progress.step, progress.samples = step, found.state.samples
             progress.optimizer_steps = found.state.optimizer_steps
-            self._log.info("checkpoint_loaded", step=step, trainer_state=self.trainer_state)
+            self.log.info("checkpoint_loaded", step=step, trainer_state=self.trainer_state)
             return Restored(has_vector=True, file=self.trainer_file)
         return Restored()
 
@@ -270,25 +255,25 @@ class Startup:
         """For a run without a model: find the newest checkpoint, whose named values `make_exchange` offers. The
         script's steps begin anew. Raises `UserError` if the state directory belongs to a model."""
         await self._resume(hello, vector)
-        self._progress.step = self._progress.samples = self._progress.optimizer_steps = 0
+        self.progress.step = self.progress.samples = self.progress.optimizer_steps = 0
 
     @property
     def trainer_file(self) -> str:
         """The path of the trainer's own state that belongs to the loaded checkpoint; empty if there is none."""
-        folder = self._environment.state_path
+        folder = self.environment.state_path
         return str(folder / self.trainer_state) if folder is not None and self.trainer_state else ""
 
     async def make_exchange(self, manifest: Manifest, staleness: int | None) -> Exchange:
         """The exchange of the run that this node and its swarm agree on; from now on the state directory belongs to
         it. The checkpoint of an earlier start is on offer."""
         exchange = Exchange(
-            swarm=self._overlay,
+            swarm=self.overlay,
             manifest=manifest,
-            settings=self._config.exchange,
+            settings=self.config.exchange,
             staleness=staleness,
-            replica=self._trainer.vector,
-            incarnation=self._directory.incarnation,
-            environment=self._environment,
+            replica=self.trainer.vector,
+            incarnation=self.directory.incarnation,
+            environment=self.environment,
         )
         await self._remember(manifest)
         await self._offer_checkpoint(exchange, manifest)
@@ -299,7 +284,7 @@ class Startup:
         `owns` as in `_get_vector`."""
         exchange.delay_takeover(TAKEOVER_DELAY_S)
         await exchange.start()
-        manifest_check.register(self._overlay, exchange.manifest)
+        manifest_check.register(self.overlay, exchange.manifest)
         await self._get_vector(exchange, source, owns=owns)
 
     async def _offer_checkpoint(self, exchange: Exchange, manifest: Manifest) -> None:
@@ -307,14 +292,14 @@ class Startup:
         if self._checkpoint is None:
             return
         states: dict[int, StoredState] = {}
-        if self._config.exchange.enabled:
-            states = await self._environment.executor.run(
+        if self.config.exchange.enabled:
+            states = await self.environment.executor.run(
                 checkpoint.read_states,
-                self._environment.disk,
+                self.environment.disk,
                 self._checkpoint,
                 manifest.bounds(),
                 manifest.layout.parameter_total,
-                self._log,
+                self.log,
             )
         exchange.offer(self._checkpoint.state.step, self._checkpoint.state.marks, states)
 
@@ -323,17 +308,17 @@ class Startup:
     def propose(self, hello: TrainerHello, barrier: BarrierSettings) -> Manifest:
         """The manifest of this node's model and settings, with the shards that its run had. Raises `UserError` if
         `exchange.shards` names another number."""
-        config, total = self._config, hello.layout.total
-        stored = self._directory.record.shards
+        config, total = self.config, hello.layout.total
+        stored = self.directory.record.shards
         try:
             choice = shard_count.choose(total, config.exchange.shards, stored, config.training.min_nodes)
         except ShardsFixed as error:
             raise UserError(str(error), hint=SHARDS_HINT, exit_code=ExitCode.MISMATCH) from error
-        assert self._overlay.genesis is not None
+        assert self.overlay.genesis is not None
         self.shards_by = choice.by
         return propose(
             run=config.swarm.run,
-            genesis=self._overlay.genesis,
+            genesis=self.overlay.genesis,
             hello=hello,
             training=config.training,
             barrier=barrier,
@@ -349,27 +334,27 @@ class Startup:
         """
         found = Agreement(proposal, None)
         if not self.founder:
-            found = await self._ask_members(proposal, adopts_shards=self._config.exchange.shards == 0)
+            found = await self._ask_members(proposal, adopts_shards=self.config.exchange.shards == 0)
         manifest = found.manifest
-        is_given = self._config.exchange.shards != 0
+        is_given = self.config.exchange.shards != 0
         if found.source is not None and (not is_given or manifest.shards != proposal.shards):
             self.shards_by = "swarm"
         largest = -(-manifest.layout.total // manifest.shards)
-        self._log.info("shards_chosen", shards=manifest.shards, shard_values=largest, by=self.shards_by)
+        self.log.info("shards_chosen", shards=manifest.shards, shard_values=largest, by=self.shards_by)
         return found
 
     async def _ask_members(self, proposal: Manifest, *, adopts_shards: bool) -> Agreement:
-        began = self._environment.clock.monotonic()
+        began = self.environment.clock.monotonic()
         warned: set[bytes] = set()
         with_model_s = began
         while True:
             # Eligible peers first: a stream to one behind a NAT may take its whole time to fail.
-            members, lacking = sorted(self._overlay.members(), key=lambda peer: not peer.eligible), 0
+            members, lacking = sorted(self.overlay.members(), key=lambda peer: not peer.eligible), 0
             peers = [peer.contact for peer in members]  # a peer must not be read after a wait: it may be gone
             for peer in peers:
                 try:
                     manifest = await manifest_check.compare_with(
-                        self._overlay, peer, proposal, adopts_shards=adopts_shards
+                        self.overlay, peer, proposal, adopts_shards=adopts_shards
                     )
                     return Agreement(manifest, peer)
                 except ManifestRefused as error:
@@ -382,20 +367,20 @@ class Startup:
                 except TransportError as error:
                     # A peer that has just started has no manifest yet.
                     lacking += error.is_not_served
-                    has_waited = self._environment.clock.monotonic() - began > MANIFEST_WARNING_S
-                    log = self._log.debug
+                    has_waited = self.environment.clock.monotonic() - began > MANIFEST_WARNING_S
+                    log = self.log.debug
                     if has_waited and error.kind == "rejected" and peer.node_id not in warned:
                         warned.add(peer.node_id)
-                        log = self._log.warning
+                        log = self.log.warning
                     log("manifest_not_had", peer=peer.node_id.hex()[:8], reason=str(error))
-            if self._overlay.refusal and self._directory.genesis is None:
+            if self.overlay.refusal and self.directory.genesis is None:
                 # Its swarm was given up before it had a model, and nothing of it is kept here.
-                raise UserError(self._overlay.refusal, NEW_SWARM_HINT, ExitCode.MISMATCH)
-            now = self._environment.clock.monotonic()
-            if lacking < len(peers) or (not peers and self._config.swarm.bootstrap):
+                raise UserError(self.overlay.refusal, NEW_SWARM_HINT, ExitCode.MISMATCH)
+            now = self.environment.clock.monotonic()
+            if lacking < len(peers) or (not peers and self.config.swarm.bootstrap):
                 with_model_s = now  # one that is silent may have it, and so may the node that was named
             if self._may_open and now - with_model_s >= NO_MODEL_S:
-                self._log.warning("swarm_without_model", waited_s=NO_MODEL_S, peers=len(peers))
+                self.log.warning("swarm_without_model", waited_s=NO_MODEL_S, peers=len(peers))
                 self.founder = self.resumes = True
                 return Agreement(proposal, None)
             await asyncio.sleep(MANIFEST_RETRY_S)
@@ -403,30 +388,30 @@ class Startup:
     @property
     def _may_open(self) -> bool:
         """Whether this node may open the swarm of an earlier start again."""
-        may = self._environment.reopens or self._directory.record.founder is not False
-        return may and self._directory.genesis is not None
+        may = self.environment.reopens or self.directory.record.founder is not False
+        return may and self.directory.genesis is not None
 
     async def _get_vector(self, exchange: Exchange, source: Contact | None, *, owns: bool) -> None:
         """Fetch the vector through `source`, or, as the founder (`source` None), found or resume it. `owns`: this node
         may own shards in this run."""
-        willing = owns and not self._config.node.client_only
+        willing = owns and not self.config.node.client_only
         if source is None:
-            self._overlay.set_willing(willing)
+            self.overlay.set_willing(willing)
             if self.resumes:
                 await self._resume_from_disks(exchange)
             else:
                 await exchange.found()
-        elif self._config.exchange.enabled:
+        elif self.config.exchange.enabled:
             await self._fetch_vector(exchange, source)
-            self._progress.step = max(self._progress.step, exchange.view.median_step())
+            self.progress.step = max(self.progress.step, exchange.view.median_step())
         # Not earlier: a node that becomes a backup while it loads receives all forwarded deltas on the same link.
-        self._overlay.set_willing(willing)
+        self.overlay.set_willing(willing)
 
     async def _resume_from_disks(self, exchange: Exchange) -> None:
-        await exchange.resume(len(self._overlay.remembered()), RESUME_WAIT_S)
+        await exchange.resume(len(self.overlay.remembered()), RESUME_WAIT_S)
 
     async def _fetch_vector(self, exchange: Exchange, source: Contact) -> None:
-        clock = self._environment.clock
+        clock = self.environment.clock
         started, failed = clock.monotonic(), (source, "")
         while True:
             try:
@@ -434,7 +419,7 @@ class Startup:
                 break
             except TransportError as error:
                 if failed != (source, str(error)):  # it is tried five times a second
-                    self._log.warning("vector_not_had", peer=source.node_id.hex()[:8], reason=str(error))
+                    self.log.warning("vector_not_had", peer=source.node_id.hex()[:8], reason=str(error))
                 failed = source, str(error)
                 await asyncio.sleep(MANIFEST_RETRY_S)
                 found = await self._ask_members(exchange.manifest, adopts_shards=False)  # the exchange has its shards
@@ -442,4 +427,4 @@ class Startup:
                     await self._resume_from_disks(exchange)
                     return
                 source = found.source
-        self._log.info("vector_fetched", shards=report.changed, seconds=round(clock.monotonic() - started, 3))
+        self.log.info("vector_fetched", shards=report.changed, seconds=round(clock.monotonic() - started, 3))

@@ -15,8 +15,8 @@ from typing import get_args, get_type_hints
 
 from msgspec import UNSET, Struct
 
+from p2pnode.lifecycle.environment import State
 from p2pnode.lifecycle.node import Node
-from p2pnode.lifecycle.state import State
 from p2pnode.overlay.report import OverlayReport
 from p2pnode.own_memory import resident_bytes
 from p2pnode.status.prometheus import Family, counter, gauge

@@ -90,7 +90,7 @@ class Parts:
             transport=None,  # type: ignore[arg-type]
             make_trainer=None,  # type: ignore[arg-type]
         )
-        parts: list[Any] = [self.overlay, self.trainer, SimpleNamespace(on_trainer=self.data.append)]
+        parts: list[Any] = [self.overlay, self.trainer, None, SimpleNamespace(on_trainer=self.data.append)]
         self.dispatch = NodeDispatch(config, environment, *parts)
 
 

@@ -70,7 +70,8 @@ def exporting(folder: Path, trainer: Describing, export: str) -> tuple[ModelExpo
         state_path=folder,
     )
     config = Config(training=TrainingSettings(export=export))
-    return ModelExport(config, cast(NodeEnvironment, environment), cast(Trainer, trainer)), log
+    nothing: Any = None
+    return ModelExport(config, cast(NodeEnvironment, environment), nothing, cast(Trainer, trainer), nothing), log
 
 
 def exported(folder: Path, model: nn.Module, export: str) -> tuple[Path, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -93,7 +92,7 @@ def test_tensors_that_differ_between_nodes_are_named(mine: Any, agreed: Any, tak
     """What all take is that of one node; a node with others says which, also one that has changed nothing itself. What
     a peer has named is not shown."""
     exchange, reasons = Agreeing(agreed), list[str]()
-    ending = RunEnding(Config(), cast(Any, SimpleNamespace(log=None)), cast(Any, None), cast(Any, None))
+    ending = RunEnding(Config(), *cast(Any, [None] * 5))
 
     found = asyncio.run(ending._with_agreed_buffers(described(**mine), cast(Any, exchange), reasons))
 
@@ -106,7 +105,7 @@ def test_tensors_that_differ_between_nodes_are_named(mine: Any, agreed: Any, tak
 def test_a_model_that_is_all_in_the_vector_asks_nobody() -> None:
     """There is nothing that nodes could have apart."""
     exchange = Agreeing(None)
-    ending = RunEnding(Config(), cast(Any, SimpleNamespace(log=None)), cast(Any, None), cast(Any, None))
+    ending = RunEnding(Config(), *cast(Any, [None] * 5))
     description = ModelDescription("", "", (TensorSource("weight", "float32", (), "vector", "weight"),), {})
 
     assert asyncio.run(ending._with_agreed_buffers(description, cast(Any, exchange), [])) == description

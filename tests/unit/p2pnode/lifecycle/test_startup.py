@@ -419,7 +419,7 @@ def test_a_member_that_is_gone_while_another_answers_is_asked_at_its_address(mon
         directory: Any = SimpleNamespace(record=DirectoryRecord(founder=False))
         overlay: Any = SimpleNamespace(members=lambda: list(peers), refusal="")
         nothing: Any = None
-        startup = Startup(Config(), environment, directory, overlay, nothing, nothing)
+        startup = Startup(Config(), environment, overlay, nothing, nothing, directory)
         for number in (1, 2):
             peers.observe(heartbeat(bytes([number]) * 20), f"10.0.0.{number}", 0.0)
         with pytest.raises(TimeoutError):
