@@ -9,9 +9,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from p2pnode.training.engines.server.core import RECORD_KEY, Pending, ServerRecord, WorkerProgress, encode_record
-from p2pnode.training.engines.server.messages import Poll, decode_told, encode
-from p2pnode.training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.acceptance import ServerOptions
+from p2pnode.training.engines.server.core import (
+    MAX_KEYS,
+    RECORD_KEY,
+    Pending,
+    ServerRecord,
+    WorkerProgress,
+    encode_record,
+)
+from p2pnode.training.engines.server.messages import NoServer, Poll, decode_told, encode
 from p2pnode.training.engines.server.program import ServerVerbs, UpdatesLost
 from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.long_run import more
@@ -375,9 +382,10 @@ def simple(**functions) -> ServerVerbs:
     return verbs
 
 
-async def run_of(options: ServerOptions, verbs_of, *, workers: int = 2) -> tuple[World, list]:
+async def run_of(options: ServerOptions, verbs_of, *, workers: int = 2, servers: int = 1) -> tuple[World, list]:
     world = World(options, verbs_of)
-    world.add(server=True)
+    for _ in range(servers):
+        world.add(server=True)
     for _ in range(workers):
         world.add(server=False)
     found = await asyncio.gather(*(node.task for node in world.nodes.values()), return_exceptions=True)
@@ -399,9 +407,9 @@ def bang(*_):
     ],
 )
 def test_an_error_in_a_function_ends_the_run_everywhere(verb, function, keys):
-    """Server and workers raise it; it names verb, keys and node, and the values can still be used."""
-    world, found = run(run_of(ServerOptions(), lambda _: simple(**{verb: function})), limit_s=300.0)
-    assert [type(one).__name__ for one in found] == ["VerbFailed"] * 3
+    """Servers and workers raise it; it names verb, keys and node, and the values can still be used."""
+    world, found = run(run_of(ServerOptions(), lambda _: simple(**{verb: function}), servers=2), limit_s=300.0)
+    assert [type(one).__name__ for one in found] == ["VerbFailed"] * 4
     for error in found:
         assert (error.verb, error.keys) == (verb, keys)
         assert "bang" in str(error)
@@ -433,14 +441,26 @@ def test_an_error_at_one_worker_moves_its_task_to_another():
     assert asyncio.run(world.store.get("w")).value == found[0]
 
 
-def test_an_update_that_cannot_be_encoded_is_named():
-    """The error has the key, and comes from `push`."""
-    _, found = run(
-        run_of(ServerOptions(max_failures=0), lambda _: simple(push=lambda ctx, params: [("w", object())])),
-        limit_s=300.0,
-    )
-    assert [type(one).__name__ for one in found] == ["VerbFailed"] * 3
-    assert "the value of 'w' cannot be encoded" in found[1].cause
+@pytest.mark.parametrize(
+    ("push", "cause"),
+    [
+        (lambda ctx, params: [("w", object())], "the value of 'w' cannot be encoded"),
+        (
+            lambda ctx, params: [(str(part), bytes((1 << 20) - 8)) for part in range(57)],
+            "the 57 updates of push: they take 59,7",
+        ),
+        (
+            lambda ctx, params: [(str(part), 0) for part in range(MAX_KEYS + 1)],
+            "push returned 65,537 updates, and at most 65,536 are allowed: make smaller tasks",
+        ),
+    ],
+    ids=["object", "large", "many"],
+)
+def test_an_update_that_cannot_be_sent_is_named(push, cause):
+    """The error says what is wrong, and comes from `push`."""
+    _, found = run(run_of(ServerOptions(max_failures=0), lambda _: simple(push=push)), limit_s=300.0)
+    assert [(type(one).__name__, one.verb) for one in found] == [("VerbFailed", "push")] * 3
+    assert cause in found[1].cause
 
 
 def test_an_update_that_cannot_be_averaged_is_named():
@@ -505,6 +525,37 @@ def test_other_options_are_refused():
     assert found[:2] == [5, 5]
     assert type(found[2]).__name__ == "NoServer"
     assert '"staleness":7' in str(found[2])
+
+
+def test_an_earlier_start_than_the_one_under_way_is_refused():
+    """A worker and a server hear both numbers."""
+
+    async def history():
+        world = World(ServerOptions(), lambda _: simple(stop=lambda ctx: False))
+        world.add(server=True, run=3)
+        await asyncio.sleep(1.0)
+        late = [world.add(server=server, run=2) for server in (True, False)]
+        return await asyncio.gather(*(node.task for node in late), return_exceptions=True)
+
+    for error in run(history(), limit_s=300.0):
+        assert isinstance(error, NoServer)
+        assert "start number 3 of the program is under way" in str(error)
+        assert "number 2" in str(error)
+
+
+def test_a_worker_whose_node_stops_takes_leave():
+    """The server knows at once, and not only when the worker has been silent for long."""
+
+    async def history():
+        world = World(ServerOptions(barrier="asp"), lambda _: simple(stop=lambda ctx: False))
+        server, *workers = [world.add(server=server) for server in (True, False, False)]
+        await asyncio.sleep(1.0)
+        before = server.counts.workers
+        workers[0].is_stopping = True
+        await asyncio.sleep(1.0)
+        return before, workers[0].task.done(), server.counts.workers
+
+    assert run(history(), limit_s=300.0) == (2, True, 1)
 
 
 def test_a_second_start_goes_on_with_the_values():

@@ -27,8 +27,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from p2pnode.training.engines.link import EngineLink
-from p2pnode.training.engines.program import Context, Program, Verbs
-from p2pnode.training.engines.values_link import LinkedValues, Pulling, ScriptEngine, answer_pull, immediate
+from p2pnode.training.engines.program import Context, Program, Pulling, Verbs
+from p2pnode.training.engines.values_link import LinkedValues, ScriptEngine, answer_pull, immediate
 from p2pnode.training.trainer_link.engine_messages import (
     AbandonRun,
     BeginRun,

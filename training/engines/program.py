@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -25,7 +25,7 @@ SHOWN_KEYS = 3
 #: A frame of a traceback, and what tells that it is not of the user's own code: it calls a verb, or was called by it.
 _FRAME = re.compile(r'^  File "([^"<]+)", line (\d+)', re.MULTILINE)
 _NOT_USERS = re.compile(
-    r"/site-packages/|/lib/python3|/training/(engines|values)/(server/)?(program|pulling|reducers|encoding)\.py$"
+    r"/site-packages/|/lib/python3|/training/(engines|values)/(server/)?(program|reducers|encoding)\.py$"
 )
 
 #: What `push` gets and returns: a key with its value, or with an update of it.
@@ -129,6 +129,28 @@ class Context:
     def keys(self) -> list[Key]:
         """All keys of the run."""
         return self._surroundings.keys()
+
+
+class Pulling:
+    """The surroundings of `pull`: values of its `batch` are read without a request, and none is set."""
+
+    def __init__(self, present: Mapping[Key, Stamped], surroundings: Surroundings, batch: Collection[Key] = ()) -> None:
+        self._present = present
+        self._batch = frozenset(batch)
+        self._surroundings = surroundings
+        self.node_id = surroundings.node_id
+        self.rng = surroundings.rng
+        self.clock = surroundings.clock
+        self.keys = surroundings.keys
+        self.peers = surroundings.peers
+        self.worker_num = surroundings.worker_num
+
+    def get(self, key: Key) -> Stamped | None:
+        found = self._present.get(key)
+        return found if found is not None or key in self._batch else self._surroundings.get(key)
+
+    def set(self, key: Key, _value: object, _timestamp: int) -> None:
+        raise TypeError(f"pull returns new values; it does not set {key!r}")
 
 
 class Program:

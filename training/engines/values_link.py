@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from p2pnode.training.engines.link import EngineLink
-from p2pnode.training.engines.program import Context, Surroundings, VerbFailed, summary
+from p2pnode.training.engines.program import Context, VerbFailed, summary
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.trainer_link.engine_messages import (
     MESSAGE_VALUES_BYTES,
@@ -139,28 +139,6 @@ class ScriptEngine:
     def node_id(self) -> str:
         """This node's id, in hexadecimal."""
         return self._script.node_id
-
-
-class Pulling:
-    """The surroundings of `pull`: values of its `batch` are read without a request, and none is set."""
-
-    def __init__(self, present: Mapping[Key, Stamped], surroundings: Surroundings, batch: Collection[Key] = ()) -> None:
-        self._present = present
-        self._batch = frozenset(batch)
-        self._surroundings = surroundings
-        self.node_id = surroundings.node_id
-        self.rng = surroundings.rng
-        self.clock = surroundings.clock
-        self.keys = surroundings.keys
-        self.peers = surroundings.peers
-        self.worker_num = surroundings.worker_num
-
-    def get(self, key: Key) -> Stamped | None:
-        found = self._present.get(key)
-        return found if found is not None or key in self._batch else self._surroundings.get(key)
-
-    def set(self, key: Key, _value: object, _timestamp: int) -> None:
-        raise TypeError(f"pull returns new values; it does not set {key!r}")
 
 
 #: Runs the program's `pull` on updates and the present values of their keys.

@@ -13,8 +13,7 @@ from p2pnode.training.barriers.predicates import make_barrier
 from p2pnode.training.barriers.waiter import BarrierWaiter
 from p2pnode.training.engines.participation import Participation
 from p2pnode.training.engines.peer import run_peer
-from p2pnode.training.engines.program import Context, Program, VerbFailed, Verbs
-from p2pnode.training.engines.values_link import Pulling
+from p2pnode.training.engines.program import Context, Program, Pulling, VerbFailed, Verbs
 from p2pnode.training.progress import Progress
 from p2pnode.training.settings import BarrierSettings, TrainingSettings
 from p2pnode.training.values.encoding import Key

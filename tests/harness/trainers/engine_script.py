@@ -11,8 +11,8 @@ from typing import Any
 
 from p2pnode.training.engines.link import error_of
 from p2pnode.training.engines.peer import run_peer
-from p2pnode.training.engines.program import Context, Program, Verbs
-from p2pnode.training.engines.values_link import Pulling, answer_pull, stamped
+from p2pnode.training.engines.program import Context, Program, Pulling, Verbs
+from p2pnode.training.engines.values_link import answer_pull, stamped
 from p2pnode.training.layout import Layout
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.engine_messages import (

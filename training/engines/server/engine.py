@@ -16,16 +16,16 @@ from __future__ import annotations
 from typing import Any
 
 from p2pnode.training.engines.link import EngineLink
+from p2pnode.training.engines.server.acceptance import BarrierName, ServerOptions
 from p2pnode.training.engines.server.core import RECORD_KEY
 from p2pnode.training.engines.server.host import ScriptHost
-from p2pnode.training.engines.server.options import BarrierName, ServerOptions
 from p2pnode.training.engines.server.program import (
     ServerProgram,
+    ServerPull,
     ServerVerbs,
     UpdatesLost,
     set_value,
 )
-from p2pnode.training.engines.server.pulling import ServerPull
 from p2pnode.training.engines.server.succession import run_server
 from p2pnode.training.engines.server.worker import run_worker
 from p2pnode.training.engines.values_link import ScriptEngine, answer_pull, immediate

@@ -38,13 +38,12 @@ class NoServer(TrainingError):
 
 
 class HeldLease(msgspec.Struct, frozen=True, array_like=True):
-    """A task as its worker knows it; `holds`: its lease has not ended by the worker's own clock."""
+    """A task as its worker knows it."""
 
     task: Count
     attempt: Count
     step: Count
     work: Annotated[list[tuple[EncodedKey, bytes | None]], Meta(max_length=MAX_KEYS)]
-    holds: bool = True
 
 
 class Computed(msgspec.Struct, frozen=True, array_like=True):
@@ -80,8 +79,7 @@ class Poll(msgspec.Struct, frozen=True, array_like=True, tag="poll"):
 
 
 class TaskGiven(msgspec.Struct, frozen=True, array_like=True):
-    """A task for the worker: the values of its keys, at `version`. It is the worker's for `lease_s` from the moment it
-    asked, and longer for each poll that names it."""
+    """A task for the worker: the values of its keys, at `version`. Each poll that names it renews its lease."""
 
     held: HeldLease
     version: Count
@@ -96,7 +94,6 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     epoch: Count
     server: bytes
     version: Count = 0
-    lease_s: Annotated[float, Meta(ge=0)] = 0.0
     outcomes: list[tuple[int, int, Outcome]] = []
     task: TaskGiven | None = None
     ended: str = ""

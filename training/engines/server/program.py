@@ -1,6 +1,14 @@
-"""A user's program for the parameter server: the verbs, and what they get.
+"""A user's program for the parameter server: the verbs, what they get, and how `pull` is called.
 
-`schedule` and `stop` run at the server, `push` at the workers, `pull` at the server that owns the keys. Pure.
+`schedule` and `stop` run at the server, `push` at the workers, `pull` at the server that owns the keys: `ServerPull`
+applies no update twice, and none of a server that another one has replaced. Every update of a commit has a timestamp of
+its own, and the value of a key has that of its last one. A server that repeats the commit of a dead one sends the same
+timestamps, so an owner knows which updates it has.
+
+The record of the servers is a value like others, under `RECORD_KEY`. Its owner replaces it by one of the same server,
+or by one of a higher epoch that counts more stored records. The count shows that the next server has read the last
+one: a server that was taken for dead may have stored another meanwhile, and begun the commit that it names. A server
+stores its record before each commit, so one that was replaced is refused there, before it has changed a value. Pure.
 """
 
 from __future__ import annotations
@@ -8,12 +16,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from p2pnode.training.engines.program import Context, Pairs, Results, Surroundings, VerbFailed, Verbs, called
-from p2pnode.training.engines.server.core import MAX_KEYS, RECORD_KEY, Failure, Work
+from p2pnode.training.engines.program import (
+    Context,
+    Pairs,
+    Pulling,
+    Results,
+    Surroundings,
+    VerbFailed,
+    Verbs,
+    called,
+    summary,
+    verb_failed,
+)
+from p2pnode.training.engines.server.core import MAX_KEYS, RECORD_KEY, Failure, ServerReplaced, Work, decode_record
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.values.encoding import Key, decode_key, encode_key, encode_value
-from p2pnode.training.values.reducers import Reducer
-from p2pnode.training.values.store import Stamped, ValueUpdate
+from p2pnode.training.values.reducers import Reducer, reduced
+from p2pnode.training.values.store import NewValue, PullFailed, Stamped, ValueUpdate
 
 #: A task: keys whose values the server sends along, and pairs (key, value) that come as they are.
 TaskKeys = Iterable[Key | tuple[Key, Any]]
@@ -152,6 +171,68 @@ def set_value(surroundings: Surroundings, key: Key, value: object, version: int)
         raise ValueError(f"the key {key!r} belongs to the engine")
     former: Stamped | None = surroundings.get(key)
     surroundings.set(key, value, max(version, 0 if former is None else former.timestamp))
+
+
+class ServerPull:
+    """The `pull` of one server. `surroundings` are those of the program's context."""
+
+    def __init__(self, verbs: ServerVerbs, surroundings: Surroundings) -> None:
+        self._verbs = verbs
+        self._surroundings = surroundings
+
+    def apply(self, updates: Sequence[ValueUpdate], present: Mapping[Key, Stamped]) -> list[NewValue]:
+        """The new values of a batch. Raises `PullFailed`, which names the key."""
+        found = []
+        record = present.get(RECORD_KEY)
+        for one in updates:
+            if one.key == RECORD_KEY:
+                record = Stamped(replaced_record(one, record), one.timestamp)
+                found.append(NewValue(RECORD_KEY, *record))
+        fresh = not_yet_applied([one for one in updates if one.key != RECORD_KEY], present)
+        return [*found, *self._pulled(fresh, present)] if fresh else found
+
+    def _pulled(self, fresh: list[ValueUpdate], present: Mapping[Key, Stamped]) -> list[NewValue]:
+        stamps = {one.key: one.timestamp for one in sorted(fresh, key=lambda one: one.timestamp)}
+        try:
+            found = self._reduced(fresh, present) if self._verbs.reducer != "pull" else self._called(fresh, present)
+        except VerbFailed as error:
+            if len(stamps) == 1:
+                raise PullFailed(next(iter(stamps)), summary(error.cause)) from error
+            alone = [[update for update in fresh if update.key == key] for key in stamps]
+            return [one for updates in alone for one in self._pulled(updates, present)]
+        # A key that the program leaves out keeps its value, but it has the update.
+        return [NewValue(one.key, one.value, stamps[one.key]) for one in found]
+
+    def _called(self, fresh: list[ValueUpdate], present: Mapping[Key, Stamped]) -> list[NewValue]:
+        version = max(one.timestamp for one in fresh)
+        return self._verbs.pulled(ServerContext(Pulling(present, self._surroundings), 0, version), fresh)
+
+    def _reduced(self, fresh: list[ValueUpdate], present: Mapping[Key, Stamped]) -> list[NewValue]:
+        """What a built-in reducer makes of the updates. It runs here and not in the daemon, which does not know which
+        updates of a repeated commit a value has."""
+        values = {key: one.value for key, one in present.items()}
+        ctx = ServerContext(self._surroundings, 0)
+        for one in fresh:
+            try:
+                values[one.key] = reduced(self._verbs.reducer, values.get(one.key), one.value)
+            except (TypeError, ValueError) as error:
+                raise verb_failed("pull", [one.key], ctx, error) from error
+        return [NewValue(key, values[key], 0) for key in dict.fromkeys(one.key for one in fresh)]
+
+
+def not_yet_applied(updates: Sequence[ValueUpdate], present: Mapping[Key, Stamped]) -> list[ValueUpdate]:
+    """The updates that the values of their keys do not have."""
+    return [one for one in updates if one.key not in present or one.timestamp > present[one.key].timestamp]
+
+
+def replaced_record(update: ValueUpdate, present: Stamped | None) -> object:
+    """The record after a server stored its own. Raises `PullFailed` for that of a server that was replaced."""
+    mine = decode_record(Stamped(update.value, 0))
+    theirs = decode_record(present)
+    is_older = mine.epoch < theirs.epoch or (mine.epoch == theirs.epoch and mine.server != theirs.server)
+    if is_older or (mine.epoch > theirs.epoch and mine.stored <= theirs.stored):
+        raise PullFailed(RECORD_KEY, str(ServerReplaced(theirs)))
+    return update.value
 
 
 class RunFailed(Exception):

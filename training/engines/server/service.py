@@ -17,7 +17,7 @@ import msgspec
 
 from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
-from p2pnode.training.engines.server.acceptance import Commit, Contribution, NotWeighable, updates_of
+from p2pnode.training.engines.server.acceptance import Commit, Contribution, NotWeighable, ServerOptions, updates_of
 from p2pnode.training.engines.server.core import (
     RECORD_KEY,
     Failure,
@@ -32,7 +32,6 @@ from p2pnode.training.engines.server.core import (
 )
 from p2pnode.training.engines.server.host import ScriptAsked, ScriptHost
 from p2pnode.training.engines.server.messages import HeldLease, Poll, TaskGiven, Told
-from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import RunFailed, ServerContext, ServerVerbs, raise_end
 from p2pnode.training.engines.server.takeover import Takeover
 from p2pnode.training.engines.server.tasks import LeasedTask
@@ -292,8 +291,7 @@ class Serving:
         core.join(worker)
         self._has_enough = self._has_enough or len(core.workers) >= self._options.min_workers
         for held in [*(one.held for one in poll.reports), *([] if poll.holds is None else [poll.holds])]:
-            if held.holds:
-                core.claim(messages.lease_of(held, worker, now), now)
+            core.claim(messages.lease_of(held, worker, now), now)
         found: dict[Name, Outcome] = {one.name: core.report(one, now) for one in contributions}
         found |= {name: core.repeated(worker, name) for name in poll.kept}
         for computed in poll.reports:
@@ -437,7 +435,6 @@ class Serving:
             epoch=self.core.epoch,
             server=self.core.server,
             version=self.core.version,
-            lease_s=self.core.leases.lease_s,
             outcomes=[] if parked is None else parked.fates(self.core, worker),
             task=given,
             ended=self._ended,

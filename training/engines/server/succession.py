@@ -11,10 +11,10 @@ been started anew, with the values that their state directories have kept, and t
 from __future__ import annotations
 
 from p2pnode.training.engines.server import messages
+from p2pnode.training.engines.server.acceptance import ServerOptions
 from p2pnode.training.engines.server.core import RECORD_KEY, ServerRecord, ServerReplaced, decode_record
 from p2pnode.training.engines.server.host import ScriptHost
 from p2pnode.training.engines.server.messages import NoServer, Poll, Told
-from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import ServerVerbs, raise_end
 from p2pnode.training.engines.server.service import MEMBERS_S, Serving
 from p2pnode.training.trainer_link.engine_messages import NotAnswered

@@ -53,7 +53,6 @@ class TaskLeases(Generic[Work]):
         self._open: dict[int, LeasedTask[Work]] = {}
         self._of: dict[bytes, int] = {}
         self._orphans: dict[int, None] = {}
-        self._adopted: dict[int, None] = {}
         #: Workers that have lost an open task, with their attempts: they may still be at work on it.
         self._former: dict[int, list[tuple[bytes, int]]] = {}
         #: By worker, the attempts that it lost of tasks which another worker has finished, or that no server takes up.
@@ -109,12 +108,11 @@ class TaskLeases(Generic[Work]):
         return self._lease(LeasedTask(task, 0, b"", step, work, now, now), worker, now)
 
     def adopt(self, lease: LeasedTask[Work], now: float) -> bool:
-        """Take over the lease of a former server, which its worker holds, for a full time. False for a task that is or
-        was known here, which stays as it is, and for a worker that has another one."""
-        if lease.task in self._open or lease.worker in self._of or lease.task in self._adopted:
+        """Take over the lease of a former server, which its worker holds, for a full time. False for a task that is
+        open here, which stays as it is, and for a worker that has another one."""
+        if lease.task in self._open or lease.worker in self._of:
             return False
         self.issued += 1
-        self._adopted[lease.task] = None
         self._lease(replace(lease, attempt=lease.attempt - 1), lease.worker, now)
         return True
 

@@ -1,9 +1,7 @@
 """The loop of a worker: asks the server for a task, runs the program's `push`, and reports until its update counts.
 
 A worker repeats every report of which it does not know the end, at whichever server serves. While `push` runs,
-another poll goes out again and again: the lease lasts, and the server knows that the worker lives. A worker whose
-lease has ended by its own clock says so (`HeldLease.holds`): a server that has taken over meanwhile does not count
-what it brings.
+another poll goes out again and again: the lease lasts, and the server knows that the worker lives.
 """
 
 from __future__ import annotations
@@ -14,10 +12,10 @@ import msgspec
 
 from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
+from p2pnode.training.engines.server.acceptance import ServerOptions
 from p2pnode.training.engines.server.core import MAX_KEYS, RECORD_KEY, decode_record
 from p2pnode.training.engines.server.host import ScriptHost
 from p2pnode.training.engines.server.messages import Computed, HeldLease, NoServer, Poll, TaskGiven, Told
-from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import ServerContext, ServerVerbs, raise_end
 from p2pnode.training.trainer_link.engine_messages import NotAnswered
 from p2pnode.training.values.encoding import Key, ValueNotEncodable, decode_key, decode_value
@@ -54,13 +52,11 @@ class _Worker:
         self._reports: dict[tuple[int, int], Computed] = {}
         #: Reports that the server of an epoch has: repeated by name.
         self._kept: tuple[int, list[tuple[int, int]]] = 0, []
-        self._leased_until: dict[tuple[int, int], float] = {}
         self._completed = 0
         self._workers = 0
 
     async def work(self) -> int:
         while not self._host.is_stopping:
-            asked_at = self._host.clock()
             told = await self._ask(self._poll())
             if told.refused:
                 raise NoServer(f"the server {told.server.hex()[:8]} refuses this node: {told.refused}")
@@ -69,7 +65,7 @@ class _Worker:
                 raise_end(told.failure, told.lost, told.version)
                 return self._completed
             if told.task is not None:
-                await self._compute(told.task, asked_at + told.lease_s)
+                await self._compute(told.task)
         await self._leave()
         return self._completed
 
@@ -81,32 +77,24 @@ class _Worker:
         for task, attempt, outcome in told.outcomes:
             if outcome not in ("waits", "kept", "unknown"):
                 self._reports.pop((task, attempt), None)
-                self._leased_until.pop((task, attempt), None)
             self._completed += outcome == "counted"
 
     def _poll(self, holds: HeldLease | None = None) -> Poll:
         epoch, kept = self._kept
         if not self._server or epoch != self._epoch:
             kept = []
-        reports = [self._as_of_now(one) for name, one in self._reports.items() if name not in kept]
+        reports = [one for name, one in self._reports.items() if name not in kept]
         return Poll(self._run, self._epoch, self._settings, holds is None, reports, holds, made=self._made, kept=kept)
-
-    def _as_of_now(self, computed: Computed) -> Computed:
-        if self._host.clock() < self._leased_until.get(computed.name, 0.0):
-            return computed
-        return msgspec.structs.replace(computed, held=msgspec.structs.replace(computed.held, holds=False))
 
     # -- tasks
 
-    async def _compute(self, given: TaskGiven, leased_until: float) -> None:
+    async def _compute(self, given: TaskGiven) -> None:
         held = given.held
-        name = held.task, held.attempt
-        self._leased_until[name] = leased_until
         params = [(decode_key(key), None if value is None else decode_value(value)) for key, value in given.values]
         ctx = ServerContext(self._host.surroundings, held.step, given.version, workers=self._workers)
         await self._host.announce(held.step - 1)
         async with self._host.beside(lambda: self._renew(held), RENEW_S):
-            self._reports[name] = await self._host.run(lambda: self._computed(ctx, given, params))
+            self._reports[held.task, held.attempt] = await self._host.run(lambda: self._computed(ctx, given, params))
 
     def _computed(self, ctx: ServerContext, given: TaskGiven, params: list[tuple[Key, Any]]) -> Computed:
         try:
@@ -125,16 +113,7 @@ class _Worker:
 
     async def _renew(self, held: HeldLease) -> None:
         """Tell the server that serves now that this worker lives and is at work."""
-        name = held.task, held.attempt
-        asked_at = self._host.clock()
-        holds = msgspec.structs.replace(held, holds=asked_at < self._leased_until[name])
-        told = await self._ask_once(self._poll(holds))
-        if told is None or told.refused:
-            return
-        if (*name, "superseded") in told.outcomes:
-            self._leased_until[name] = 0.0  # no server may take the task over from this worker
-        else:
-            self._leased_until[name] = max(self._leased_until[name], asked_at + told.lease_s)
+        await self._ask_once(self._poll(held))
 
     # -- servers
 

@@ -8,6 +8,7 @@ from p2pnode.training.engines.server.acceptance import (
     EachAtOnce,
     NotWeighable,
     Quota,
+    ServerOptions,
     WholeStep,
     updates_of,
 )
@@ -120,8 +121,30 @@ def test_a_repeated_commit_has_the_timestamps_of_the_first():
     assert rest.version == whole.version
 
 
-@pytest.mark.parametrize(("grads", "tolerance"), [(0, 0), (1, -1)])
-def test_impossible_quotas_are_refused(grads, tolerance):
-    """No quota of nothing, no negative tolerance."""
-    with pytest.raises(ValueError, match="grads_to_wait"):
-        Quota(grads, tolerance)
+def test_the_barrier_and_the_quota_choose_the_policy():
+    """bsp keeps a step together, a quota makes it synchronous SGD, all others count updates at once."""
+    kinds = {name: type(ServerOptions(barrier=name).make_policy()) for name in ("bsp", "ssp", "asp", "pbsp", "pssp")}
+    assert kinds == dict.fromkeys(("ssp", "asp", "pbsp", "pssp"), EachAtOnce) | {"bsp": WholeStep}
+    assert isinstance(ServerOptions(barrier="asp", grads_to_wait=2).make_policy(), Quota)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"barrier": "psp"}, "no barrier 'psp'"),
+        ({"staleness": -1}, "staleness"),
+        ({"min_workers": 0}, "min_workers"),
+        ({"barrier": "asp", "version_tolerance": 1}, "needs grads_to_wait"),
+        ({"barrier": "bsp", "grads_to_wait": 2}, "asp"),
+    ],
+)
+def test_impossible_options_are_refused(options, said):
+    """The error names the option and why."""
+    with pytest.raises(ValueError, match=said):
+        ServerOptions(**options)
+
+
+def test_equal_options_have_equal_texts():
+    """Servers and workers compare them."""
+    assert ServerOptions().text() == ServerOptions(barrier="bsp").text()
+    assert ServerOptions().text() != ServerOptions(staleness=3).text()

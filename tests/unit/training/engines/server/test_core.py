@@ -1,11 +1,14 @@
-"""The decisions of a server: reports, tasks, commits and the record."""
+"""The decisions of a server that its histories do not show: counts, budgets, and what is kept.
+
+Which updates count, and what the next server takes over: tests/property/test_parameter_server.py.
+"""
 
 import random
 
 from p2pnode.training.dispatch.answers import QueueRules
-from p2pnode.training.engines.server.acceptance import Contribution, EachAtOnce, Quota, WholeStep
-from p2pnode.training.engines.server.core import ServerCore, ServerRecord, WorkerProgress
-from p2pnode.training.engines.server.options import ServerOptions
+from p2pnode.training.engines.server.acceptance import Contribution, EachAtOnce, Quota, ServerOptions, WholeStep
+from p2pnode.training.engines.server.core import ServerCore, ServerRecord
+from p2pnode.training.engines.server.tasks import TaskLeases
 
 A, B, C = b"a", b"b", b"c"
 RULES = QueueRules(max_failures=1, lease_floor_s=10.0, lease_ceiling_s=60.0)
@@ -42,34 +45,6 @@ def commit_all(core: ServerCore) -> list:
     return found
 
 
-def test_a_worker_is_told_that_its_update_counts_when_it_is_committed():
-    """Before the commit the report waits, after it, repeated, it counts; a second commit does not happen."""
-    core = server("asp", EachAtOnce(), [A])
-    lease = give(core)[A]
-    assert core.report(done(lease), 1.0) == "waits"
-    assert core.report(done(lease), 1.0) == "waits"
-    assert core.idle() == []
-    assert commit_all(core) == [[A]]
-    assert core.report(done(lease), 2.0) == "counted"
-    assert commit_all(core) == []
-    assert (core.version, core.counted, core.idle()) == (1, 1, [A])
-
-
-def test_an_update_that_waits_need_not_be_sent_again():
-    """It is kept from its acceptance to its commit; a worker that counted as gone sends it whole, and is refused."""
-    core = server("bsp", WholeStep())
-    leases = give(core)
-    assert core.repeated(A, done(leases[A]).name) == "unknown"
-    assert core.report(done(leases[A]), 1.0) == "waits"
-    assert core.repeated(A, done(leases[A]).name) == "kept"
-    assert core.repeated(B, done(leases[A]).name) == "unknown"
-    core.report(done(leases[B]), 1.0)
-    assert commit_all(core) == [[A, B]]
-    assert core.repeated(A, done(leases[A]).name) == "counted"
-    core.leave(A)
-    assert core.repeated(A, done(leases[A]).name) == "unknown"
-
-
 def test_an_update_beyond_the_quota_is_not_kept():
     """It waits for the next version at its worker, which sends it whole again."""
     core = server("asp", Quota(1))
@@ -91,77 +66,6 @@ def test_what_a_worker_does_not_repeat_it_knows():
     assert core.repeated(A, (lease.task, 1)) != "counted"
 
 
-def test_bsp_commits_a_step_when_all_have_completed_it():
-    """No update of a step is committed before its last one, and nobody passes before the commit."""
-    core = server("bsp", WholeStep())
-    leases = give(core)
-    core.report(done(leases[A]), 1.0)
-    assert commit_all(core) == []
-    assert core.passed(1.0) == []
-    core.report(done(leases[B]), 2.0)
-    commit = core.due()
-    assert core.passed(2.0) == []  # the values have no version while they change
-    core.committed(commit)
-    assert core.passed(2.0) == [A, B]
-    assert core.version == 2
-
-
-def test_a_task_of_a_dead_worker_goes_to_one_that_waits_for_the_step():
-    """Under bsp all others wait; one of them completes the step of the dead one, and then it is committed."""
-    core = server("bsp", WholeStep(), [A, B, C])
-    leases = give(core)
-    for worker in (A, B):
-        core.report(done(leases[worker]), 1.0)
-    core.leave(C)
-    assert commit_all(core) == []
-    [again] = core.reassign(2.0)
-    assert (again.task, again.attempt, again.step) == (leases[C].task, 2, 1)
-    assert core.report(done(leases[C]), 2.0) == "superseded"
-    assert core.report(done(again), 3.0) == "waits"
-    assert commit_all(core) == [[A, B, again.worker]]
-    assert core.workers == {A: 1, B: 1}
-
-
-def test_a_task_that_came_back_goes_to_an_idle_worker_first():
-    """A worker whose own update waits gets it only if there is no other."""
-    core = server("ssp", EachAtOnce(), [A, B, C])
-    leases = give(core)
-    core.report(done(leases[A]), 1.0)
-    core.leave(C)
-    core.report(done(leases[B]), 1.0)
-    commit = core.due()
-    assert {one.worker for one in commit.contributions} == {A, B}
-    core.committed(commit)
-    [again] = core.reassign(2.0)
-    assert again.worker in (A, B)
-
-
-def test_a_stale_update_is_computed_again_by_its_worker():
-    """It keeps the task, with new values; after `max_report_count` the task goes to another one."""
-    core = server("asp", Quota(1), [A, B])
-    leases = give(core)
-    core.report(done(leases[A], 0), 1.0)
-    commit_all(core)
-    assert core.report(done(leases[B], 0), 1.0) == "stale"
-    assert core.leases.of(B).task == leases[B].task
-    assert core.report(done(leases[B], 0), 1.0) == "failed"
-    assert core.leases.of(B) is None
-    assert core.refused == 2
-    [again] = core.reassign(2.0)
-    assert core.report(done(again, 1), 2.0) == "waits"
-    assert commit_all(core) == [[again.worker]]
-
-
-def test_updates_are_judged_by_the_version_of_the_commit_under_way():
-    """What comes in during a commit was computed from the values before it, so it is stale."""
-    core = server("asp", Quota(1), [A, B])
-    leases = give(core)
-    core.report(done(leases[A], 0), 1.0)
-    commit = core.due()
-    assert core.report(done(leases[B], 0), 1.0) == "stale"
-    core.committed(commit)
-
-
 def test_a_worker_without_a_task_completes_the_step():
     """The schedule may leave a worker out: nobody waits for it."""
     core = server("bsp", WholeStep())
@@ -170,54 +74,6 @@ def test_a_worker_without_a_task_completes_the_step():
     core.report(done(lease), 1.0)
     assert commit_all(core) == [[A]]
     assert core.workers == {A: 1, B: 1}
-
-
-def test_the_record_names_the_commit_under_way():
-    """It has the version and the steps before it, and who contributes; afterwards, who may not know."""
-    core = server("bsp", WholeStep())
-    leases = give(core)
-    for worker in (A, B):
-        core.report(done(leases[worker]), 1.0)
-    commit = core.due()
-    record = core.record()
-    assert (record.version, record.pending_version, record.epoch, record.server) == (0, 2, 1, b"S")
-    assert [one.worker for one in record.pending] == [A, B]
-    assert record.workers == [WorkerProgress(A, 0), WorkerProgress(B, 0)]
-    core.committed(commit)
-    record = core.record("stopped")
-    assert (record.version, record.pending, record.ended) == (2, [], "stopped")
-    assert record.workers == [WorkerProgress(A, 1, [(leases[A].task, 1)]), WorkerProgress(B, 1, [(leases[B].task, 1)])]
-
-
-def test_the_next_server_goes_on_where_the_record_ends():
-    """Steps, version and committed updates come from the record; tasks come from the workers that hold them."""
-    before = server("ssp", EachAtOnce())
-    leases = give(before)
-    before.report(done(leases[A]), 1.0)
-    commit_all(before)
-    core = server("ssp", EachAtOnce(), [], record=before.record())
-    assert (core.epoch, core.version, core.workers) == (2, 1, {A: 1, B: 0})
-    assert core.passed(0.0) == []  # nobody has asked yet
-    assert core.unheard == [A, B]
-    core.join(A)
-    assert core.report(done(leases[A]), 5.0) == "counted"
-    core.join(B)
-    core.claim(leases[B], 5.0)
-    assert core.report(done(leases[B]), 6.0) == "waits"
-    assert commit_all(core) == [[B]]
-    assert core.version == 2
-    assert min(lease.task for lease in give(core, 7.0).values()) > max(one.task for one in leases.values())
-
-
-def test_a_worker_that_the_record_does_not_have_brings_no_task():
-    """The server before had taken leave of it: its task was given to another one."""
-    before = server("asp", EachAtOnce())
-    lease = give(before)[A]
-    before.leave(A)
-    core = server("asp", EachAtOnce(), [], record=before.record())
-    core.join(A)
-    core.claim(lease, 0.0)
-    assert core.report(done(lease), 0.0) == "superseded"
 
 
 def test_the_counts_follow_every_task():
@@ -237,80 +93,6 @@ def test_the_counts_follow_every_task():
     assert (core.counts().refused, core.counts().held) == (1, 1)
 
 
-def test_a_task_that_another_worker_has_finished_is_not_taken_up_at_the_next_server():
-    """A slow worker, which does not know that its lease ended, still holds it: its update would count a second time."""
-    core = server("asp", EachAtOnce())
-    leases = give(core)
-    core.report(done(leases[A]), 1.0)
-    commit_all(core)
-    core.leases.expire(1000.0)
-    (again,) = core.reassign(1000.0)
-    assert (again.worker, again.task) == (A, leases[B].task)
-    core.report(done(again, 1), 1001.0)
-    commit_all(core)
-
-    for _ in range(2):  # and at the one after that
-        core = server("asp", EachAtOnce(), [A], record=core.record())
-        core.claim(leases[B], 1002.0)
-        core.join(B)
-        assert core.leases.of(B) is None
-        assert core.report(done(leases[B], 1), 1002.0) == "superseded"
-        core.told(B, [done(leases[B]).name])
-    assert core.leases.outdated(B) == [done(leases[B]).name]
-    core.told(B, [])
-    assert not any(one.outdated for one in core.record().workers)
-
-
-def test_a_worker_that_was_taken_for_dead_has_lost_its_task_at_every_later_server():
-    """The record of the server that it came back to says so, though the answer may never have reached the worker."""
-    core = server("asp", EachAtOnce())
-    leases = give(core)
-    core.leave(B)
-    core.join(B)
-    for _ in range(3):
-        core.claim(leases[B], 1.0)
-        assert core.report(done(leases[B]), 1.0) == "superseded"
-        core.told(B, [done(leases[B]).name])
-        core = server("asp", EachAtOnce(), [A, B], record=core.record())
-
-
-def test_a_worker_that_no_record_has_has_lost_its_task_at_every_later_server():
-    """The first server died before its record named the worker: the second takes nothing up, and so does the third."""
-    first = server("asp", EachAtOnce(), [])
-    record = first.record()
-    for one in (A, B):
-        first.join(one)
-    leases = give(first)
-    for _ in range(2):
-        core = server("asp", EachAtOnce(), [B], record=record)
-        core.claim(leases[B], 1.0)
-        assert core.report(done(leases[B]), 1.0) == "superseded"
-        core.told(B, [done(leases[B]).name])
-        record = core.record()
-
-
-def test_a_later_attempt_is_not_taken_up_when_an_earlier_one_counts():
-    """The worker that was slow reaches the next server first; the one that got its task asks the server after that."""
-    core = server("asp", EachAtOnce())
-    leases = give(core)
-    core.report(done(leases[A]), 1.0)
-    commit_all(core)
-    core.leases.expire(1000.0)
-    (again,) = core.reassign(1000.0)
-    before = core.record()
-
-    core = server("asp", EachAtOnce(), [B], record=before)
-    core.claim(leases[B], 1001.0)
-    assert core.report(done(leases[B], 1), 1001.0) == "waits"
-    commit_all(core)
-    assert core.record().done == [leases[B].task]
-
-    core = server("asp", EachAtOnce(), [A, B], record=core.record())
-    core.claim(again, 1002.0)
-    assert core.report(done(again, 1), 1002.0) == "superseded"
-    assert core.record().done == []  # all have asked
-
-
 def test_the_version_that_is_made_is_not_the_one_under_way():
     """Who is told of it may rely on all values."""
     core = server("asp", EachAtOnce())
@@ -322,14 +104,54 @@ def test_the_version_that_is_made_is_not_the_one_under_way():
     assert (core.made, core.version) == (1, 1)
 
 
-def test_a_task_that_nobody_has_finished_is_taken_up_at_the_next_server():
-    """Also by a worker whose lease had ended: it may be the only one that has it."""
-    core = server("asp", EachAtOnce())
-    leases = give(core)
-    core.leases.expire(1000.0)
-    core = server("asp", EachAtOnce(), [A], record=core.record())
-    core.claim(leases[B], 1001.0)
+RULES = QueueRules(max_failures=1, max_losses=2, lease_floor_s=10.0, lease_ceiling_s=60.0)
 
-    assert core.leases.of(B) is not None
-    core.join(B)
-    assert core.report(done(leases[B]), 1002.0) == "waits"
+
+def leases() -> TaskLeases[str]:
+    return TaskLeases(RULES)
+
+
+def test_lease_times_follow_the_tasks():
+    """A lease lasts three mean task times, from the floor on."""
+    tasks = leases()
+    assert tasks.lease_s == 60.0
+    for _ in range(40):
+        tasks.finish(tasks.issue(b"a", 1, "", 0.0), 5.0)
+    assert tasks.lease_s == 15.0
+    for _ in range(400):
+        tasks.finish(tasks.issue(b"a", 1, "", 0.0), 0.1)
+    assert tasks.lease_s == 10.0
+
+
+def test_a_task_that_fails_too_often_is_given_up():
+    """Errors of the function and lost workers have budgets of their own; the last attempt is named."""
+    tasks = leases()
+    lease = tasks.issue(b"a", 3, "x", 0.0)
+    tasks.fail(b"a", lease.task, 1, "bang")
+    tasks.take(lease.task, b"b", 0.0)
+    tasks.worker_gone(b"b")
+    tasks.take(lease.task, b"c", 0.0)
+    assert tasks.given_up == []
+    tasks.fail(b"b", lease.task, 2, "the former holder")
+    assert len(tasks) == 1
+    tasks.fail(b"c", lease.task, 3, "bang again")
+    assert [(given_up.worker, reason) for given_up, reason in tasks.given_up] == [(b"c", "bang again")]
+    assert len(tasks) == 0
+    lost = tasks.issue(b"a", 3, "x", 0.0)
+    for worker in (b"a", b"b", b"c"):
+        tasks.worker_gone(worker)
+        if tasks.orphans():
+            tasks.take(lost.task, {b"a": b"b", b"b": b"c"}[worker], 0.0)
+    assert len(tasks.given_up) == 2
+
+
+def test_a_refused_update_leaves_the_task_until_the_budget_is_spent():
+    """The worker tries again so many times; then its task has failed and goes to the next one."""
+    tasks = leases()
+    lease = tasks.issue(b"a", 1, "", 0.0)
+    assert [tasks.refuse(tasks.of(b"a"), 3) for _ in range(3)] == [True, True, False]
+    assert [one.task for one in tasks.orphans()] == [lease.task]
+    tasks.take(lease.task, b"b", 0.0)
+    assert tasks.of(b"b").errors == 1
+    assert tasks.refuse(tasks.of(b"b"), 3)  # the next worker has the whole count again
+    assert tasks.held(b"a", lease.task, 1) is None  # the former holder has nothing to say

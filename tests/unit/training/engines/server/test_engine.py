@@ -15,9 +15,9 @@ import p2pnode
 from p2pnode.overlay.peers import Activity
 from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
+from p2pnode.training.engines.server.acceptance import ServerOptions
 from p2pnode.training.engines.server.core import RECORD_KEY, Pending, ServerRecord, encode_record
 from p2pnode.training.engines.server.engine import ParameterServer
-from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import ServerVerbs, UpdatesLost
 from p2pnode.training.engines.server.worker import run_worker
 from p2pnode.training.trainer_link.engine_messages import MembersFound

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from p2pnode.training.engines.server.acceptance import ServerOptions
 from p2pnode.training.engines.server.gate import StepGate
-from p2pnode.training.engines.server.options import ServerOptions
 
 WORKERS = [bytes([number]) for number in range(10)]
 
@@ -17,30 +17,12 @@ def gate(barrier: str, *, staleness: int = 2, sample: int = 3, seed: int = 1) ->
     return made
 
 
-def test_bsp_waits_for_all():
-    """A worker passes when all have completed its step."""
-    at = gate("bsp")
-    for worker in WORKERS[:-1]:
-        at.completed(worker, 1)
-    assert at.passed(WORKERS[:-1], [], 0.0, 1.0) == []
-    assert at.passed(WORKERS, [], 0.0, 1.0) == WORKERS[-1:]
-    at.completed(WORKERS[-1], 1)
-    assert at.passed(WORKERS, [], 0.0, 1.0) == WORKERS
-
-
 def test_ssp_allows_the_staleness_and_no_more():
     """Completed steps differ by `staleness` at most when a worker begins."""
     at = gate("ssp", staleness=2)
     at.completed(WORKERS[0], 2)
     at.completed(WORKERS[1], 3)
     assert at.passed(WORKERS[:3], [], 0.0, 1.0) == [WORKERS[0], WORKERS[2]]
-
-
-def test_asp_lets_everybody_pass():
-    """No step is looked at."""
-    at = gate("asp")
-    at.completed(WORKERS[0], 100)
-    assert at.passed(WORKERS, [7], 0.0, 1.0) == WORKERS
 
 
 def test_all_idle_workers_are_compared_with_one_sample():
@@ -101,27 +83,3 @@ def test_the_last_worker_that_leaves_is_remembered():
     assert at.lowest() == 4
     at.join(b"new", 0)
     assert at.steps == {b"new": 4}
-
-
-def test_steps_never_go_back():
-    """A late report of an early step changes nothing."""
-    at = gate("bsp")
-    at.completed(WORKERS[0], 3)
-    at.completed(WORKERS[0], 2)
-    at.completed(b"stranger", 9)
-    assert at.steps[WORKERS[0]] == 3
-    assert b"stranger" not in at.steps
-
-
-def test_a_barrier_of_ones_own_decides():
-    """It gets all steps, and only idle workers can pass."""
-    at = gate("bsp")
-    at.completed(WORKERS[3], 2)
-    seen = []
-
-    def own(steps, idle):
-        seen.append(steps[WORKERS[3]])
-        return [WORKERS[1], WORKERS[4], b"stranger"]
-
-    assert at.passed(WORKERS[:3], [], 0.0, 1.0, own) == [WORKERS[1]]
-    assert seen == [2]

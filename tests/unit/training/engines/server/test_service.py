@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -11,14 +11,14 @@ import pytest
 
 from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
-from p2pnode.training.engines.server.core import RECORD_KEY, ServerRecord, decode_record, encode_record
+from p2pnode.training.engines.server.acceptance import ServerOptions
+from p2pnode.training.engines.server.core import RECORD_KEY, ServerRecord, encode_record
 from p2pnode.training.engines.server.messages import Computed, Poll, TaskGiven, Told
-from p2pnode.training.engines.server.options import ServerOptions
 from p2pnode.training.engines.server.program import ServerVerbs
 from p2pnode.training.engines.server.service import CHECK_S, LONGEST_WAIT_S, MEMBERS_S, SILENT_S, STAY_S, STORE_S
 from p2pnode.training.trainer_link.engine_messages import NotAnswered
 from p2pnode.training.values.encoding import encode_key, encode_value
-from p2pnode.training.values.store import Stamped, StoreUnavailable, ValueUpdate
+from p2pnode.training.values.store import StoreUnavailable
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.server_swarm import World, WorldNode
 
@@ -200,42 +200,6 @@ def test_a_server_waits_no_longer_than_five_seconds_for_those_that_have_not_hear
         assert STAY_S - 0.5 <= world.clock() - began <= STAY_S + 0.1
 
     play(scenario, verbs)
-
-
-def test_a_worker_of_a_run_that_is_over_is_told_so_by_a_server_that_was_started_anew() -> None:
-    """Its steps are those of that run; a worker that has just started gets a task of the next one."""
-
-    async def scenario(world: World, server: WorldNode) -> None:
-        over = ServerRecord(epoch=2, server=server.node_id, run=1, version=9, ended="stopped")
-        await world.store.set(RECORD_KEY, encode_record(over))
-        told = await Worker(world).ask(epoch=2)
-        assert (told.ended, told.version, told.task) == ("stopped", 9, None)
-        assert (await Worker(world).task()).version == 9
-
-    play(scenario)
-
-
-def test_the_record_names_a_commit_before_a_value_has_it() -> None:
-    """Otherwise the next server could not tell which values have what a dead one had begun."""
-
-    async def scenario(world: World, _: WorldNode) -> None:
-        stored: list[tuple[object, int]] = []
-        update = world.store.update
-
-        async def noting(updates: Sequence[ValueUpdate]) -> None:
-            for one in updates:
-                record = one.key == RECORD_KEY
-                stored.append((one.key, len(decode_record(Stamped(one.value, 0)).pending) if record else 0))
-            await update(updates)
-
-        worker = Worker(world)
-        report = computed(await worker.task(), 2)
-        world.store.update = noting  # type: ignore[method-assign]
-        await worker.ask(report)
-        place = stored.index(("k", 0))
-        assert stored[place - 1 : place] == [(RECORD_KEY, 1)]
-
-    play(scenario)
 
 
 def test_a_task_whose_values_are_too_large_to_send_ends_the_run() -> None:
