@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from p2pnode.training.dispatch.answers import QueueRules
-from p2pnode.training.engines.server.acceptance import Commit, Contribution, Quota, updates_of
+from p2pnode.training.engines.server.acceptance import Commit, Contribution, Quota, ServerOptions, updates_of
 from p2pnode.training.engines.server.core import ServerCore, ServerRecord
-from p2pnode.training.engines.server.options import ServerOptions
-from p2pnode.training.engines.server.pulling import not_yet_applied
+from p2pnode.training.engines.server.program import not_yet_applied
 from p2pnode.training.engines.server.takeover import Takeover
 from p2pnode.training.engines.server.tasks import LeasedTask
 from p2pnode.training.values.store import Stamped, ValueUpdate

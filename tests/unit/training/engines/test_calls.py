@@ -138,12 +138,6 @@ def test_too_long_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     run(history())
 
 
-def test_a_late_answer_is_dropped() -> None:
-    """Its asker has gone."""
-    _, _, server = pair(lambda call: b"")
-    server.on_answer(CallAnswered(77, b""))
-
-
 def test_servers_are_the_live_nodes_that_may_own_values() -> None:
     """In the order of their ids, this node included; one that leaves is none."""
 

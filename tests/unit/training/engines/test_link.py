@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,12 @@ import pytest
 from p2pnode.training.engines.link import EngineLink, NoNode
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.engine_messages import (
-    AskKeys,
     BeginRun,
-    CallAnswered,
     CallReceived,
     Counted,
     CountStep,
     Done,
     EngineAnswered,
-    KeysFound,
     PullAsked,
     PullDone,
     QuestionRefused,
@@ -103,17 +99,6 @@ def test_an_answer_goes_to_the_question_of_its_number(ends: tuple[EngineLink, Da
     assert asking.ends() == [Counted(7), Done()]
 
 
-def test_an_answer_in_parts_is_whole_with_its_last_part(ends: tuple[EngineLink, Daemon]) -> None:
-    """Keys are listed in several messages."""
-    link, daemon = ends
-    asking = Asking(link.ask_in_parts, AskKeys())
-    number = daemon.read().number
-    parts = [KeysFound([b"sa"], False), KeysFound([], False), KeysFound([b"sb"], True)]
-    daemon.tell(*(EngineAnswered(number, one) for one in parts))
-
-    assert asking.ends() == parts
-
-
 def test_the_first_refusal_is_raised_when_all_answers_are_there(ends: tuple[EngineLink, Daemon]) -> None:
     """The questions after it were answered too, and the link stays usable."""
     link, daemon = ends
@@ -130,23 +115,6 @@ def test_the_first_refusal_is_raised_when_all_answers_are_there(ends: tuple[Engi
     asking = Asking(link.ask, BeginRun())
     daemon.tell(EngineAnswered(daemon.read().number, Done()))
     assert asking.ends() == Done()
-
-
-def test_the_end_of_the_daemon_ends_every_wait(ends: tuple[EngineLink, Daemon]) -> None:
-    """Questions that are open, later ones, and waits for a call; the script is told to stop."""
-    link, daemon = ends
-    asking = Asking(link.ask, BeginRun())
-    daemon.read()
-    assert not link.is_stopping
-    daemon.end()
-
-    assert isinstance(asking.ends(), NoNode)
-    assert link.is_stopping
-    began_s = time.monotonic()
-    assert [link.next_call(LIMIT_S), link.next_call(LIMIT_S), link.next_call(0.0)] == [None] * 3
-    assert time.monotonic() - began_s < LIMIT_S
-    with pytest.raises(NoNode, match="daemon has ended"):
-        link.ask(BeginRun())
 
 
 @pytest.mark.parametrize("end", [messages.RunEnded("done", 5.0), messages.Stop(5.0)])
@@ -170,22 +138,6 @@ def test_batches_wait_until_the_program_can_pull(ends: tuple[EngineLink, Daemon]
     link.on_pull(lambda batch: PullDone(batch.number, {}))
 
     assert [daemon.read(), daemon.read()] == [PullDone(1, {}), PullDone(2, {})]
-
-
-def test_calls_of_other_scripts_come_one_by_one(ends: tuple[EngineLink, Daemon]) -> None:
-    """None where there is none in time; answers go back with their number."""
-    link, daemon = ends
-    assert link.next_call(0.0) is None
-    assert link.next_call(0.001) is None
-    daemon.tell(CallReceived(1, b"s" * 20, b"one"), CallReceived(2, b"s" * 20, b"two"))
-    first = link.next_call(LIMIT_S)
-    second = link.next_call(LIMIT_S)
-    assert first is not None
-    assert second is not None
-    assert (first.payload, second.payload) == (b"one", b"two")
-
-    link.answer(CallAnswered(2, b"back"))
-    assert daemon.read() == CallAnswered(2, b"back")
 
 
 def test_a_script_without_a_node_is_told_how_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

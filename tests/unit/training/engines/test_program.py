@@ -8,11 +8,9 @@ import random
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 
 from p2pnode.training.engines.program import Context, NoSuchValue, Program, VerbFailed, Verbs, summary
-from p2pnode.training.values.encoding import ValueNotEncodable
 from p2pnode.training.values.store import NewValue, Stamped, ValueUpdate
 
 
@@ -207,25 +205,3 @@ def test_what_cannot_be_used_is_an_error_of_the_verb(ctx: Context, verb: str, re
 
     with pytest.raises(VerbFailed, match=f"^{verb}.*{problem}"):
         calls[verb]()
-
-
-def test_a_value_that_cannot_be_sent_names_its_key(ctx: Context) -> None:
-    """A function that sets what cannot be encoded fails with the key of the value in its text."""
-    verbs = Verbs()
-
-    def stop(_ctx: Context) -> bool:
-        raise ValueNotEncodable("w", "objects of type socket are not supported")
-
-    verbs.register_stop(stop)
-
-    with pytest.raises(VerbFailed, match=r"stop failed at node abababab in step 7: .*the value of 'w' cannot be"):
-        verbs.stops(ctx)
-
-
-def test_arrays_are_truth_values_of_nobody(ctx: Context) -> None:
-    """A stop that returns an array of several values is an error of stop, and none of the engine."""
-    verbs = Verbs()
-    verbs.register_stop(lambda _ctx: np.ones(2))  # type: ignore[arg-type, return-value]
-
-    with pytest.raises(VerbFailed, match=r"stop failed .*truth value"):
-        verbs.stops(ctx)

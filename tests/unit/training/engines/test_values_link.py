@@ -10,18 +10,15 @@ import pytest
 
 from p2pnode.training.engines.program import Verbs
 from p2pnode.training.engines.values_link import (
-    Pulling,
     answer_pull,
     in_parts,
 )
-from p2pnode.training.errors import TrainingError
 from p2pnode.training.trainer_link.engine_messages import (
     MESSAGE_VALUES_BYTES,
     PullAsked,
     PullDone,
 )
-from p2pnode.training.values.encoding import decode_value, encode_key, encode_value
-from p2pnode.training.values.store import NewValue, Stamped
+from p2pnode.training.values.encoding import encode_key, encode_value
 
 
 def test_updates_are_cut_into_messages_of_about_a_megabyte() -> None:
@@ -33,42 +30,6 @@ def test_updates_are_cut_into_messages_of_about_a_megabyte() -> None:
     assert [len(part) for part in in_parts([half])] == [1]  # type: ignore[list-item]
     assert [len(part) for part in in_parts([half, half, half])] == [2, 1]  # type: ignore[list-item]
     assert [len(part) for part in in_parts([large, half, large, half])] == [1, 2, 1]  # type: ignore[list-item]
-
-
-def surroundings(found: dict[Any, Stamped]) -> Any:
-    return SimpleNamespace(
-        node_id="n", rng=None, clock=None, keys=None, peers=None, worker_num=None, get=found.get, set=None
-    )
-
-
-def test_a_pull_reads_its_batch_without_a_request_and_sets_nothing() -> None:
-    """A key of the batch that has no value has none; another key is asked for."""
-    around = Pulling({"a": Stamped(1, 1)}, surroundings({"b": Stamped(2, 2), "c": Stamped(3, 3)}), ["a", "b"])
-
-    assert (around.get("a"), around.get("b"), around.get("c")) == (Stamped(1, 1), None, Stamped(3, 3))
-    with pytest.raises(TypeError, match="pull returns new values; it does not set 'a'"):
-        around.set("a", 1, 1)
-
-
-def asked(*keys: str) -> PullAsked:
-    updates = [(encode_key(key), encode_value(key, 1), 5, "pull") for key in keys]
-    return PullAsked(9, updates, {encode_key("a"): (encode_value("a", 10), 4)})  # type: ignore[arg-type]
-
-
-def test_a_pull_is_given_updates_and_present_values_decoded() -> None:
-    """Its new values are encoded with their timestamps."""
-
-    def pull(updates: Any, present: Any) -> list[NewValue]:
-        assert present == {"a": Stamped(10, 4)}
-        return [NewValue(one.key, one.value + present["a"].value, one.timestamp) for one in updates]
-
-    done = answer_pull(asked("a", "b"), pull)
-
-    assert (done.number, done.failure) == (9, "")
-    assert {key: (decode_value(value), stamp) for key, (value, stamp) in done.values.items()} == {
-        b"sa": (11, 5),
-        b"sb": (11, 5),
-    }
 
 
 def test_the_traceback_of_a_pull_is_logged_where_it_ran(caplog: pytest.LogCaptureFixture) -> None:
@@ -91,19 +52,3 @@ def test_the_traceback_of_a_pull_is_logged_where_it_ran(caplog: pytest.LogCaptur
         r"pull failed: ZeroDivisionError: integer division or modulo by zero \(test_values_link\.py, line \d+\)",
         done.failure,
     )
-
-
-@pytest.mark.parametrize(("keys", "failed"), [(("a",), b"sa"), (("a", "a"), b"sa"), (("a", "b"), b"")])
-def test_a_pull_that_raises_names_its_key_if_it_is_one(keys: tuple[str, ...], failed: bytes) -> None:
-    """Otherwise the owner asks again for one update after the other. The program's own errors come with their type."""
-
-    def wrong(*_: Any) -> Any:
-        raise ValueError("wrong")
-
-    def refuses(*_: Any) -> Any:
-        raise TrainingError("refused")
-
-    done = answer_pull(asked(*keys), wrong)
-    assert (done.values, done.failure, done.failed) == ({}, "ValueError: wrong", failed)
-    assert answer_pull(asked(*keys), refuses).failure == "refused"
-    assert answer_pull(asked(*keys), lambda *_: [NewValue("a", object(), 1)]).failure.startswith("the value of 'a'")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 from p2pnode.training.engines.mapreduce import engine as module
 from p2pnode.training.engines.mapreduce.backends import Backend
 from p2pnode.training.engines.mapreduce.engine import MAX_RECEIVED, BroadcastValue, MapReduce
-from p2pnode.training.engines.mapreduce.errors import NotEncodable
 
 
 @pytest.fixture
@@ -63,17 +61,6 @@ def test_without_a_number_there_is_a_partition_for_each_worker(engine: MapReduce
     assert [len(sizes(remote.from_items(range(count)))) for count in (9, 4, 2, 0)] == [4, 4, 2, 1]
 
 
-def test_elements_that_cannot_be_sent_are_named_where_they_would_have_to_be(
-    engine: MapReduce, remote: MapReduce
-) -> None:
-    """Only where they leave the process."""
-    lock = threading.Lock()
-    with pytest.raises(NotEncodable, match="from_items: <unlocked"):
-        remote.from_items([1, lock], 1)
-    with MapReduce() as local:
-        assert local.from_items([lock], 1).collect() == [lock]
-
-
 def test_a_broadcast_value_is_decoded_once_in_each_process(remote: MapReduce) -> None:
     """However many tasks bring it; it is encoded once, too."""
     handle = remote.broadcast({"k": [1, 2]})
@@ -96,17 +83,6 @@ def test_a_process_keeps_so_many_broadcast_values(remote: MapReduce) -> None:
     again = pickle.loads(encoded[0])
     assert again is not received[0]
     assert again.value == 0
-
-
-def test_a_broadcast_value_that_cannot_be_sent_is_refused_at_once(engine: MapReduce, remote: MapReduce) -> None:
-    """Where it leaves the process; where it does not, functions read the value itself."""
-    lock = threading.Lock()
-    with pytest.raises(NotEncodable, match="broadcast: the value cannot be sent"):
-        remote.broadcast(lock)
-    with MapReduce() as local:
-        handle = local.broadcast(lock)
-        assert handle.value is lock
-        assert handle._payload is None
 
 
 def test_functions_know_where_they_run(engine: MapReduce) -> None:
