@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -99,6 +100,10 @@ class QueueRules(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 < self.lease_floor_s <= self.lease_ceiling_s < float("inf"):
             raise ValueError("the lease must have 0 < lease_floor_s ≤ lease_ceiling_s")
 
+    def renewed(self, leased_at: float, deadline: float, wanted: float) -> float:
+        """The deadline of a lease that is renewed to last until `wanted`."""
+        return max(deadline, min(wanted, leased_at + self.holds * self.lease_ceiling_s))
+
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What the first registration of a data set settles for good.
@@ -115,6 +120,13 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     seed: int
     #: Rows of the store that have the list of chunks.
     pieces: int = 0
+
+    def order(self, pass_number: int) -> list[int]:
+        """All tasks in the order of a pass."""
+        order = list(range(self.tasks))
+        if self.shuffle:
+            random.Random(f"{self.seed}/{pass_number}").shuffle(order)
+        return order
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):

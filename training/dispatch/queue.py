@@ -18,12 +18,8 @@ End of a pass: only `_end_pass_if_complete` decides it. Each method that may clo
 from __future__ import annotations
 
 import math
-import random
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import TypeVar
 
 import msgspec
 
@@ -48,85 +44,15 @@ from p2pnode.training.dispatch.answers import (
     ReportAnswer,
     TaskDiscarded,
 )
-from p2pnode.training.errors import TrainingError
+from p2pnode.training.dispatch.queue_rows import OPEN, HeadRow, StateDamaged, TaskRow, TaskState, Times, read_row
 
 #: Each task has a row, and a new pass shuffles all tasks on the event loop.
 MAX_TASKS = 100_000
-#: The mean task time is a plain mean of this many times. After them each new time has a weight of 1/`MEAN_OF`.
-MEAN_OF = 20
 #: Most leases that one call of `expire` ends, to bound the rows of one write to the store. The next call ends others.
 DUE_AT_ONCE = 16
 #: A worker that gets no task asks again after at least and at most this long.
 RETRY_FLOOR_S, RETRY_CEILING_S = 0.1, 5.0
 MAX_WORKER_BYTES = 64
-
-T = TypeVar("T")
-
-
-class StateDamaged(TrainingError):
-    """A stored row cannot be read, or contradicts the other rows; the text names it."""
-
-
-class TaskState(IntEnum):
-    """The state of a task. `REOPENED` is todo too, but its newest attempt may still finish it.
-
-    That attempt timed out, or its worker was declared dead.
-    """
-
-    TODO = 0
-    LEASED = 1
-    DONE = 2
-    FAILED = 3
-    REOPENED = 4
-
-
-OPEN = frozenset({TaskState.TODO, TaskState.REOPENED})
-
-
-class TaskRow(msgspec.Struct, array_like=True):
-    """A task. In a row of an older pass only `attempt`, `worker` and `finished` are valid, and the task is todo.
-
-    `attempt` is the number of the newest attempt, and `worker` is its worker. `finished` is the number of the last
-    attempt that finished the task. The first `trained` records of the task are trained in this pass. `errors`,
-    `timeouts` and `deaths` count the leases of this pass that ended so. `duration_s` is the duration of the lease, if
-    the task is leased.
-    """
-
-    task: int
-    pass_number: int
-    state: TaskState = TaskState.TODO
-    attempt: int = 0
-    worker: bytes = b""
-    finished: int = 0
-    errors: int = 0
-    timeouts: int = 0
-    deaths: int = 0
-    trained: int = 0
-    duration_s: float = 0.0
-
-
-class HeadRow(msgspec.Struct, array_like=True):
-    """The current pass, whether the job has ended, and the mean task time.
-
-    `observed` counts the task times in the mean, up to `MEAN_OF`; 0: the mean is not known.
-    """
-
-    pass_number: int = 1
-    end: End = End.NO
-    mean_task_s: float = 0.0
-    observed: int = 0
-
-
-@dataclass(slots=True)
-class Times:
-    """When a lease began and when it ends, on the monotonic clock of this process; never stored.
-
-    `rearmed`: the lease is from before a restart of the master, so `leased_at` is not its real beginning.
-    """
-
-    leased_at: float
-    deadline: float
-    rearmed: bool = False
 
 
 class TaskQueue:
@@ -140,8 +66,8 @@ class TaskQueue:
     def __init__(self, rules: QueueRules, rows: Mapping[str, bytes], now: float) -> None:
         self.rules = rules
         self.now = now
-        self.registration = _read(rows, "registration", Registration)
-        self.head = _read(rows, "head", HeadRow) or HeadRow()
+        self.registration = read_row(rows, "registration", Registration)
+        self.head = read_row(rows, "head", HeadRow) or HeadRow()
         #: Worker → its leased tasks, in the order in which it got them. The dicts serve as ordered sets.
         self.held_by: dict[bytes, dict[int, None]] = {}
         self._rows: dict[int, TaskRow] = {}
@@ -157,7 +83,7 @@ class TaskQueue:
                 self._restore(key, rows)
         current = {row.task: row for row in self._rows.values() if row.pass_number == self.head.pass_number}
         #: All todo tasks, in the order in which they are handed out. May also have tasks that were closed meanwhile.
-        self._open = deque(task for task in self._order() if task not in current)
+        self._open = deque(task for task in self._order if task not in current)
         self._open.extend(row.task for row in current.values() if row.state in OPEN)
         if self.head.end == End.DONE and not self._is_last_pass():  # the user has raised `passes` since
             self._set_head(end=End.NO)
@@ -165,7 +91,7 @@ class TaskQueue:
 
     def _restore(self, key: str, rows: Mapping[str, bytes]) -> None:
         """Read the row of one task."""
-        row = _read(rows, key, TaskRow)
+        row = read_row(rows, key, TaskRow)
         if row is None or key != f"task/{row.task}" or not 0 <= row.task < self.tasks:
             raise StateDamaged(f"the store has {key}, of {self.tasks} tasks")
         self._rows[row.task] = row
@@ -181,14 +107,15 @@ class TaskQueue:
     def tasks(self) -> int:
         return 0 if self.registration is None else self.registration.tasks
 
+    @property
+    def _order(self) -> list[int]:
+        """All tasks in the order of this pass."""
+        return [] if self.registration is None else self.registration.order(self.head.pass_number)
+
     def row(self, task: int) -> TaskRow:
-        """The row of a task, in this pass: a row of an older pass is replaced by a todo row."""
-        row = self._rows.get(task)
-        if row is None:
-            row = self._rows[task] = TaskRow(task, self.head.pass_number)
-        elif row.pass_number != self.head.pass_number:
-            row = TaskRow(task, self.head.pass_number, TaskState.TODO, row.attempt, row.worker, row.finished)
-            self._rows[task] = row
+        """The row of a task, in this pass."""
+        row = self._rows.get(task) or TaskRow(task, self.head.pass_number)
+        row = self._rows[task] = row.in_pass(self.head.pass_number)
         return row
 
     def lease(self, task: int) -> Lease:
@@ -248,16 +175,8 @@ class TaskQueue:
             raise BadRequestToQueue(f"{registration.tasks} tasks cannot be registered")
         self.registration = self._changed["registration"] = registration
         self._counts = [registration.tasks, 0, 0, 0, 0]
-        self._open = deque(self._order())
+        self._open = deque(registration.order(self.head.pass_number))
         self._events.append(DatasetRegistered(registration.tasks, registration.chunks_per_task))
-
-    def _order(self) -> list[int]:
-        """All tasks in the order of this pass."""
-        order = list(range(self.tasks))
-        registration = self.registration
-        if registration is not None and registration.shuffle:
-            random.Random(f"{registration.seed}/{self.head.pass_number}").shuffle(order)
-        return order
 
     # -- handing out -----------------------------------------------------------------------------------------------
 
@@ -267,7 +186,7 @@ class TaskQueue:
         If the worker has a lease that it does not know, the answer with that lease was lost. The worker then gets the
         same lease again, with the same attempt. So a worker must not send two of these requests at a time.
         """
-        self._check(worker, len(held), len(avoid))
+        self._check(worker, held, avoid)
         if not self.tasks:
             return Handout(Answer.NO_DATASET, retry_after_s=RETRY_CEILING_S)
         if self.head.end:
@@ -289,7 +208,7 @@ class TaskQueue:
         self._move(row, TaskState.LEASED)
         row.attempt += 1
         row.worker = worker
-        row.duration_s = lease_duration_s(self.rules, self.head)
+        row.duration_s = self.head.lease_s(self.rules)
         self._begin_lease(row, Times(self.now, self.now + row.duration_s))
         return self.lease(task)
 
@@ -347,9 +266,9 @@ class TaskQueue:
 
     def fail(self, worker: bytes, task: int, attempt: int, cause: Cause, trained: int = 0) -> ReportAnswer:
         """A worker returns an unfinished task: `cause` is one of `REPORTED_CAUSES`, `trained` as in `Held`."""
-        self._check(worker)
-        if cause not in REPORTED_CAUSES or trained < 0:
-            raise BadRequestToQueue(f"a worker cannot report the cause {cause!r} with {trained} records trained")
+        self._check(worker, [Held(task, attempt, trained)])
+        if cause not in REPORTED_CAUSES:
+            raise BadRequestToQueue(f"a worker cannot report the cause {cause!r}")
         refusal = self._refusal(worker, task, attempt)
         if refusal in (ReportAnswer.UNKNOWN, ReportAnswer.NOT_HOLDER):
             return refusal
@@ -362,9 +281,7 @@ class TaskQueue:
 
     def renew(self, worker: bytes, held: Sequence[Held]) -> list[ReportAnswer]:
         """Extend leases of a worker and note how many records it has trained of each; returns one answer per lease."""
-        self._check(worker, len(held))
-        if any(lease.trained < 0 for lease in held):
-            raise BadRequestToQueue("a worker cannot have trained a negative number of records")
+        self._check(worker, held)
         answers = []
         for lease in held:
             answer = self._refusal(worker, lease.task, lease.attempt)
@@ -413,14 +330,7 @@ class TaskQueue:
 
     def _refusal(self, worker: bytes, task: int, attempt: int) -> ReportAnswer | None:
         """Why a report about an attempt has no effect; None if it is the newest attempt and this worker has it."""
-        if not 0 <= task < self.tasks:
-            return ReportAnswer.UNKNOWN
-        row = self.row(task)
-        if not 1 <= attempt <= row.attempt:
-            return ReportAnswer.UNKNOWN
-        if attempt < row.attempt:
-            return ReportAnswer.SUPERSEDED
-        return None if row.worker == worker else ReportAnswer.NOT_HOLDER
+        return self.row(task).refusal(worker, attempt) if 0 <= task < self.tasks else ReportAnswer.UNKNOWN
 
     # -- changes of a task -----------------------------------------------------------------------------------------
 
@@ -441,10 +351,7 @@ class TaskQueue:
     def _end_unfinished(self, row: TaskRow, cause: Cause) -> None:
         """End a lease whose task is not finished: the task is open again, or given up after too many failures."""
         self._drop_lease(row)
-        row.errors += cause is Cause.ERROR
-        row.timeouts += cause is Cause.TIMEOUT
-        row.deaths += cause is Cause.DEATH
-        if row.errors > self.rules.max_failures or row.timeouts + row.deaths > self.rules.max_losses:
+        if row.fails(cause, self.rules):
             self._give_up(row, str(cause))
             return
         self._move(row, TaskState.REOPENED if cause in (Cause.TIMEOUT, Cause.DEATH) else TaskState.TODO)
@@ -474,7 +381,7 @@ class TaskQueue:
         """Every task is todo again and has no failures. The numbers of attempts continue."""
         self._set_head(pass_number=self.head.pass_number + 1)
         self._counts = [self.tasks, 0, 0, 0, 0]
-        self._open = deque(self._order())
+        self._open = deque(self._order)
 
     def _is_last_pass(self) -> bool:
         return 0 < self.rules.passes <= self.head.pass_number
@@ -484,44 +391,20 @@ class TaskQueue:
     def _prolong(self, task: int) -> None:
         """Let a lease last its duration from now on, within the limit for all its renewals."""
         times = self._times[task]
-        limit = times.leased_at + self.rules.holds * self.rules.lease_ceiling_s
-        times.deadline = max(times.deadline, min(self.now + self._rows[task].duration_s, limit))
+        times.deadline = self.rules.renewed(times.leased_at, times.deadline, self.now + self._rows[task].duration_s)
 
     def _add_to_mean(self, times: Times, seconds: float) -> None:
-        """Add a task time to the mean.
-
-        A time above the longest lease counts as the longest lease, because the clock may have jumped. A lease from
-        before a restart does not count, because its beginning is not known.
-        """
-        if times.rearmed:
-            return
-        observed = min(self.head.observed + 1, MEAN_OF)
-        mean_s = self.head.mean_task_s
-        mean_s += (min(seconds, self.rules.lease_ceiling_s) - mean_s) / observed
-        self._set_head(mean_task_s=mean_s, observed=observed)
+        """Add a task time to the mean. That of a lease from before a restart is not known."""
+        if not times.rearmed:
+            self._changed["head"] = self.head = self.head.with_time(seconds, self.rules)
 
     # -- checks ----------------------------------------------------------------------------------------------------
 
-    def _check(self, worker: bytes, held: int = 0, avoided: int = 0) -> None:
-        """Raise `BadRequestToQueue` for an impossible name of a worker, or for too many entries in a request."""
+    def _check(self, worker: bytes, held: Sequence[Held] = (), avoid: Sequence[int] = ()) -> None:
+        """Raise `BadRequestToQueue` for an impossible name of a worker or number, or for too many entries."""
         if not 1 <= len(worker) <= MAX_WORKER_BYTES:
             raise BadRequestToQueue(f"the name of a worker has 1 to {MAX_WORKER_BYTES} bytes, not {len(worker)}")
-        if held > MAX_HELD or avoided > MAX_AVOIDED:
-            raise BadRequestToQueue(f"{held} leases and {avoided} avoided tasks; {MAX_HELD} and {MAX_AVOIDED} at most")
-
-
-def lease_duration_s(rules: QueueRules, head: HeadRow) -> float:
-    """The duration of a lease that begins now."""
-    if not head.observed:
-        return rules.lease_ceiling_s
-    return min(max(rules.lease_factor * head.mean_task_s, rules.lease_floor_s), rules.lease_ceiling_s)
-
-
-def _read(rows: Mapping[str, bytes], key: str, kind: type[T]) -> T | None:
-    """The decoded row; None if there is none. Raises `StateDamaged`."""
-    if key not in rows:
-        return None
-    try:
-        return msgspec.msgpack.decode(rows[key], type=kind)
-    except msgspec.MsgspecError as error:
-        raise StateDamaged(f"the stored row {key} cannot be read: {error}") from error
+        if len(held) > MAX_HELD or len(avoid) > MAX_AVOIDED:
+            raise BadRequestToQueue(f"{len(held)} leases and {len(avoid)} avoided tasks are too many")
+        if any(lease.trained < 0 for lease in held):
+            raise BadRequestToQueue("a worker cannot have trained a negative number of records")

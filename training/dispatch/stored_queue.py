@@ -30,7 +30,8 @@ from p2pnode.training.dispatch.answers import (
     ReportAnswer,
 )
 from p2pnode.training.dispatch.chunks import BadDataset, ChunkTable, DatasetDiffers, FileSummary, difference, digest_of
-from p2pnode.training.dispatch.queue import MAX_TASKS, StateDamaged, TaskQueue
+from p2pnode.training.dispatch.queue import MAX_TASKS, TaskQueue
+from p2pnode.training.dispatch.queue_rows import StateDamaged
 from p2pnode.training.dispatch.store import Store, StoreLost, StoreRefused
 from p2pnode.training.errors import TrainingError
 

@@ -13,12 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from p2pnode.training.dispatch.answers import Cause, QueueRules
-from p2pnode.training.dispatch.queue import HeadRow, lease_duration_s
+from p2pnode.training.dispatch.queue_rows import HeadRow
 
 Work = TypeVar("Work")
-
-#: Lease times follow the mean of so many tasks.
-MEAN_OF = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ class TaskLeases(Generic[Work]):
     @property
     def lease_s(self) -> float:
         """How long a lease lasts that is given or renewed now."""
-        return lease_duration_s(self.rules, self._head)
+        return self._head.lease_s(self.rules)
 
     def held(self, worker: bytes, task: int, attempt: int) -> LeasedTask[Work] | None:
         """The lease of this worker, if it is the newest attempt of an open task. Other reports have no effect."""
@@ -136,8 +133,7 @@ class TaskLeases(Generic[Work]):
         lease = self.held(worker, task, attempt)
         if lease is None:
             return False
-        limit = lease.leased_at + self.rules.holds * self.rules.lease_ceiling_s
-        deadline = max(lease.deadline, min(now + self.lease_s, limit))
+        deadline = self.rules.renewed(lease.leased_at, lease.deadline, now + self.lease_s)
         self._open[task] = replace(lease, deadline=deadline)
         return True
 
@@ -145,7 +141,7 @@ class TaskLeases(Generic[Work]):
 
     def finish(self, lease: LeasedTask[Work], now: float) -> None:
         """The worker's update counts."""
-        self._observe(now - lease.leased_at)
+        self._head = self._head.with_time(now - lease.leased_at, self.rules)
         for former, lost in self._former.get(lease.task, ()):
             if former != lease.worker:
                 self._outdated.setdefault(former, {})[lease.task, lost] = None
@@ -178,7 +174,7 @@ class TaskLeases(Generic[Work]):
         """End the leases whose deadline has passed; their workers, which stay, and may still be at work."""
         due = [lease for lease in self._open.values() if lease.worker and lease.deadline <= now]
         for lease in due:
-            self._observe(lease.deadline - lease.leased_at)
+            self._head = self._head.with_time(lease.deadline - lease.leased_at, self.rules)
             self._end(lease.task, Cause.TIMEOUT, "its lease ended")
         return [lease.worker for lease in due]
 
@@ -201,8 +197,3 @@ class TaskLeases(Generic[Work]):
         self._of.pop(lease.worker, None)
         self._orphans.pop(task, None)
         self._former.pop(task, None)
-
-    def _observe(self, seconds: float) -> None:
-        head = self._head
-        head.observed = min(head.observed + 1, MEAN_OF)
-        head.mean_task_s += (min(seconds, self.rules.lease_ceiling_s) - head.mean_task_s) / head.observed

@@ -19,7 +19,8 @@ from p2pnode.training.dispatch.answers import (
     ReportAnswer,
     TaskDiscarded,
 )
-from p2pnode.training.dispatch.queue import DUE_AT_ONCE, MAX_TASKS, StateDamaged, TaskQueue
+from p2pnode.training.dispatch.queue import DUE_AT_ONCE, MAX_TASKS, TaskQueue
+from p2pnode.training.dispatch.queue_rows import StateDamaged
 
 ANN, BOB = b"ann", b"bob"
 

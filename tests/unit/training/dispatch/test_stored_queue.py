@@ -22,7 +22,7 @@ from p2pnode.training.dispatch.answers import (
     ReportAnswer,
 )
 from p2pnode.training.dispatch.chunks import BadDataset, ChunkTable, DatasetChunk, DatasetDiffers
-from p2pnode.training.dispatch.queue import StateDamaged
+from p2pnode.training.dispatch.queue_rows import StateDamaged
 from p2pnode.training.dispatch.store import StoreLost, StoreRefused
 from p2pnode.training.dispatch.stored_queue import StoredQueue, recovered
 from tests.harness.environment.memory_store import MemoryStore, StoreContents
