@@ -10,8 +10,7 @@ from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.environment import NodePart
 from p2pnode.overlay.peers import Activity
 from p2pnode.training.dispatch.answers import Answer
-from p2pnode.training.dispatch.client import MasterClient
-from p2pnode.training.dispatch.directory import MasterDirectory
+from p2pnode.training.dispatch.client import MasterClient, MasterDirectory
 from p2pnode.training.dispatch.master import MasterFacts, MasterService
 from p2pnode.training.dispatch.worker import RecordsFacts, RecordsService
 from p2pnode.training.sharing.service import DataService

@@ -1,6 +1,6 @@
 """The master: serves one queue of tasks to the nodes of a run, while its store is this node's.
 
-It opens the store, which with etcd means to wait for the lock, publishes its record (`training.dispatch.directory`) and
+It opens the store, which with etcd means to wait for the lock, publishes its record (`training.dispatch.client`) and
 answers requests until the store is lost; then it answers nothing and tries to open it again. The overlay tells it which
 workers died, and their leases are given back at once. All decisions are the queue's (`training.dispatch.queue`).
 """
@@ -34,7 +34,7 @@ from p2pnode.training.dispatch.answers import (
     TaskDiscarded,
 )
 from p2pnode.training.dispatch.chunks import BadDataset, ChunkTable, DatasetDamaged, DatasetDiffers
-from p2pnode.training.dispatch.directory import PUBLISH_S, MasterDirectory
+from p2pnode.training.dispatch.client import PUBLISH_S, MasterDirectory
 from p2pnode.training.dispatch.messages import (
     DISPATCH,
     MAX_MESSAGE_BYTES,
