@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,20 @@ def test_a_script_without_a_node_is_told_how_to_start(monkeypatch: pytest.Monkey
     monkeypatch.setenv(messages.SOCKET_VARIABLE, str(tmp_path / "none"))
     with pytest.raises(NoNode, match="no p2pnode daemon listens at"):
         EngineLink.connect("p2p")
+
+
+def test_the_end_of_the_daemon_ends_every_wait(ends: tuple[EngineLink, Daemon]) -> None:
+    """Questions that are open, later ones, and waits for a call; the script is told to stop."""
+    link, daemon = ends
+    asking = Asking(link.ask, BeginRun())
+    daemon.read()
+    assert not link.is_stopping
+    daemon.end()
+
+    assert isinstance(asking.ends(), NoNode)
+    assert link.is_stopping
+    began_s = time.monotonic()
+    assert [link.next_call(LIMIT_S), link.next_call(LIMIT_S), link.next_call(0.0)] == [None] * 3
+    assert time.monotonic() - began_s < LIMIT_S
+    with pytest.raises(NoNode, match="daemon has ended"):
+        link.ask(BeginRun())

@@ -130,3 +130,59 @@ def test_one_that_begins_again_is_seen_as_finished_before() -> None:
         assert loop.time() - began_s == pytest.approx(3 * AGAIN_S, abs=2 * POLL_INTERVAL_S)
 
     run(scenario())
+
+
+def test_one_that_has_finished_does_not_wait_for_the_next_run_of_another() -> None:
+    """Once a node was seen as finished, its later start is not the run that this one waits for."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        swarm = Swarm(peer(Activity.TRAINING, 0, b"a"), peer(Activity.FINISHED, 0, b"b"))
+        part, _, _ = part_of(swarm, min_nodes=1, linger_s=30.0)
+
+        def begins_again() -> None:
+            swarm.peers = [peer(Activity.TRAINING, 0, b"a"), peer(Activity.READY, 0, b"b")]
+
+        loop.call_later(1.0, begins_again)
+        loop.call_later(2.0, lambda: swarm.peers.pop(0))
+        began_s = loop.time()
+        await part.finish()
+        assert loop.time() - began_s == pytest.approx(2.0, abs=2 * POLL_INTERVAL_S)
+
+    run(scenario())
+
+
+def test_one_whose_script_has_ended_waits_for_those_that_have_finished_alone() -> None:
+    """Where another is at work that one stays; the wait is no longer than allowed."""
+
+    async def scenario() -> None:
+        loop, swarm = asyncio.get_running_loop(), Swarm(peer(Activity.FINISHED))
+        part, _, _ = part_of(swarm, min_nodes=1)
+
+        async def stayed_s() -> float:
+            began_s = loop.time()
+            await part.stay(20.0)
+            return loop.time() - began_s
+
+        assert await stayed_s() == pytest.approx(20.0)
+        swarm.peers.append(peer(Activity.TRAINING))
+        assert await stayed_s() == 0.0
+        swarm.peers = []
+        assert await stayed_s() == 0.0
+
+    run(scenario())
+
+
+def test_the_others_are_a_sample_or_all() -> None:
+    """And a node alone is one worker."""
+
+    async def scenario() -> None:
+        swarm = Swarm(peer(Activity.TRAINING, 3, b"a"), peer(Activity.TRAINING, 4, b"b"))
+        part, _, _ = part_of(swarm, min_nodes=1)
+        assert part.peers(0) == {b"a": 3, b"b": 4}
+        assert part.peers(1) == {b"a": 3}
+        assert part.workers() == 1
+        swarm.worker_count = 2.6
+        assert part.workers() == 3
+
+    run(scenario())

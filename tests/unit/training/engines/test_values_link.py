@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2pnode.training.engines.program import Verbs
+from p2pnode.training.engines.program import Pulling, Verbs
 from p2pnode.training.engines.values_link import (
     answer_pull,
     in_parts,
@@ -19,6 +19,7 @@ from p2pnode.training.trainer_link.engine_messages import (
     PullDone,
 )
 from p2pnode.training.values.encoding import encode_key, encode_value
+from p2pnode.training.values.store import Stamped
 
 
 def test_updates_are_cut_into_messages_of_about_a_megabyte() -> None:
@@ -52,3 +53,18 @@ def test_the_traceback_of_a_pull_is_logged_where_it_ran(caplog: pytest.LogCaptur
         r"pull failed: ZeroDivisionError: integer division or modulo by zero \(test_values_link\.py, line \d+\)",
         done.failure,
     )
+
+
+def surroundings(found: dict[Any, Stamped]) -> Any:
+    return SimpleNamespace(
+        node_id="n", rng=None, clock=None, keys=None, peers=None, worker_num=None, get=found.get, set=None
+    )
+
+
+def test_a_pull_reads_its_batch_without_a_request_and_sets_nothing() -> None:
+    """A key of the batch that has no value has none; another key is asked for."""
+    around = Pulling({"a": Stamped(1, 1)}, surroundings({"b": Stamped(2, 2), "c": Stamped(3, 3)}), ["a", "b"])
+
+    assert (around.get("a"), around.get("b"), around.get("c")) == (Stamped(1, 1), None, Stamped(3, 3))
+    with pytest.raises(TypeError, match="pull returns new values; it does not set 'a'"):
+        around.set("a", 1, 1)
