@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from p2pnode.training.dispatch import etcd_store
-from p2pnode.training.dispatch.etcd_gateway import EtcdRefused, EtcdUnreachable
+from p2pnode.training.dispatch.etcd_gateway import EtcdRefused
 from p2pnode.training.dispatch.etcd_store import EtcdStore
 from p2pnode.training.dispatch.store import MAX_BYTES, MAX_ROWS, StoreLost
 from tests.harness.environment.simulated import ListLog, SeededEntropy, make_environment
@@ -54,58 +54,6 @@ def test_a_write_is_repeated_until_its_outcome_is_known(fault: str) -> None:
         await store.write({"c": b"last"})
         await store.close()
         assert await read(etcd) == {"a": b"2", "b0": b"", "b1": b"", "b2": b"", "c": b"last"}
-
-    simulate(scenario)
-
-
-@pytest.mark.parametrize("fault", ["before", "after", "late", "twice"])
-def test_a_campaign_survives_lost_answers(fault: str) -> None:
-    """A master whose request for a lease, or for the lock, suffered is the master in the end, and one alone."""
-
-    async def scenario() -> None:
-        for place in range(3):
-            etcd = FakeEtcd()
-            store, calls = master(etcd)
-            calls.next = [""] * place + [fault]
-            # Only a late request keeps others waiting: its lock is nobody's until its lease ends.
-            async with asyncio.timeout(3 * TTL_S + 40 if fault == "late" else 3):
-                await store.open()
-            await store.write({"a": b"1"})
-            await asyncio.sleep(35)
-            store.check()
-            await store.write({"a": b"2"})
-            assert {fence for fence, _ in etcd.landed} == {store.epoch}
-            await store.close()
-
-    simulate(scenario)
-
-
-def test_a_standby_waits_and_takes_over() -> None:
-    """While a master renews its lock no other opens; one that gives up is followed at once, a silent one after its
-    lease, and the epoch rises each time."""
-
-    async def scenario() -> None:
-        etcd = FakeEtcd()
-        first, _ = master(etcd, "first")
-        second, calls = master(etcd, "second")
-        third, _ = master(etcd, "third")
-        await first.open()
-        waiting = asyncio.create_task(second.open())
-        await asyncio.sleep(100)
-        assert not waiting.done()
-        await first.close()
-        async with asyncio.timeout(1.5):
-            await waiting
-        calls.cut = True
-        began = asyncio.get_running_loop().time()
-        await third.open()
-        took_s = asyncio.get_running_loop().time() - began
-        assert TTL_S / 2 < took_s < TTL_S + 2
-        assert first.epoch < second.epoch < third.epoch
-        with pytest.raises(StoreLost):
-            second.check()
-        await second.close()
-        await third.close()
 
     simulate(scenario)
 
@@ -158,31 +106,6 @@ def test_a_lease_that_etcd_has_ended_is_noticed_at_the_next_renewal(how: str, mo
     simulate(scenario)
 
 
-def test_a_former_master_cannot_write_though_its_clock_stood_still() -> None:
-    """Its requests arrive after another took the lock: none lands, and it knows that it is no longer the master."""
-
-    async def scenario() -> None:
-        etcd = FakeEtcd()
-        old, calls = master(etcd, "old")
-        await old.open()
-        await old.write({"a": b"old"})
-        calls.cut = True
-        new, _ = master(etcd, "new")
-        await new.open()
-        calls.cut = False
-        old._lock._until = 1e9
-        with pytest.raises(StoreLost, match="another master has taken over"):
-            await old.write({"a": b"bad"})
-        with pytest.raises(StoreLost):
-            old.check()
-        await new.write({"b": b"new"})
-        await old.close()
-        await new.close()
-        assert await read(etcd) == {"a": b"old", "b": b"new"}
-
-    simulate(scenario)
-
-
 def test_a_refused_write_ends_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an exhausted quota the master serves no more; the next one reads what was written before, and writes when
     there is space."""
@@ -219,26 +142,5 @@ def test_rows_are_read_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
         await store.close()
         assert await read(etcd) == rows | large
         assert len(etcd.keys) == MAX_ROWS + 2
-
-    simulate(scenario)
-
-
-def test_an_unreachable_etcd_is_waited_for_in_a_campaign() -> None:
-    """A master that starts before etcd does begins to serve when it answers; the log says once why it waits."""
-
-    async def scenario() -> None:
-        log = ListLog([])
-        store, calls = master(FakeEtcd(), log=log)
-        calls.cut = True
-        with pytest.raises(EtcdUnreachable):
-            await calls.call("kv/range", {}, 1.0)
-        opening = asyncio.create_task(store.open())
-        await asyncio.sleep(300)
-        assert not opening.done()
-        assert [one.fields["reason"] for one in log.of("dispatch_master_waits")] == ["no answer"]
-        calls.cut = False
-        async with asyncio.timeout(2):
-            await opening
-        await store.close()
 
     simulate(scenario)

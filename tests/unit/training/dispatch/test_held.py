@@ -37,6 +37,17 @@ def test_what_a_crashed_turn_trained_is_drawn_again() -> None:
     assert [one and (one.task, one.skip) for one in drawn] == [(1, 5), (2, 0), None]
 
 
+def test_a_step_counts_what_was_trained_up_to_it() -> None:
+    """The step after it may never be pushed."""
+    held = holding(task(1))
+    held.report(1, [TaskTrained(1, 1, 5)])
+    held.report(2, [TaskTrained(1, 1, 10)])
+
+    assert held.count(1) == []
+    assert held.held() == [Held(1, 1, trained=5)]
+    assert held.count(2) == [Held(1, 1, trained=10)]
+
+
 def test_a_dropped_step_gives_its_tasks_back() -> None:
     """A delta that nobody pushes: what was counted before stays trained, the rest is for others."""
     held = holding(task(1), task(2))
@@ -47,16 +58,6 @@ def test_a_dropped_step_gives_its_tasks_back() -> None:
     assert held.drop(2) == [Held(1, 1, trained=4)]
     assert held.held() == [Held(2, 1, 0)]
     assert held.drop(2) == []
-
-
-def test_reports_of_tasks_that_are_no_longer_held_have_no_effect() -> None:
-    """A lost lease, another attempt, more records than there are."""
-    held = holding(task(1, attempt=2))
-    held.report(1, [TaskTrained(1, 1, 10), TaskTrained(7, 1, 10)])
-
-    assert held.count(1) == []
-    held.report(2, [TaskTrained(1, 2, 99)])
-    assert held.count(2) == [Held(1, 2, trained=10)]
 
 
 @pytest.mark.parametrize("seed", range(20))

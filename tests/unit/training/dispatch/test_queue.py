@@ -99,18 +99,6 @@ def test_golden_trace_of_a_task_that_always_fails() -> None:
     assert TaskDiscarded(0, 4, "error", 4, 0, 0) in bench.events
 
 
-def test_golden_trace_of_a_crash_between_write_and_answer() -> None:
-    """A repeated report to a restarted master gets the answer that was lost, and counts once."""
-    bench = Bench(1, passes=2)
-    lease = bench.lease()
-    bench.finish(lease)  # stored; the answer is lost with the master
-    bench.restart()
-
-    assert bench.finish(lease) is ReportAnswer.ACCEPTED
-    assert bench.counts == (1, 0, 0, 0)
-    assert bench.queue.status().pass_number == 2
-
-
 # -- the bugs of other queues -----------------------------------------------------------------------------------------
 
 
@@ -176,19 +164,6 @@ def test_due_leases_end_by_and_by() -> None:
 
 
 # -- order and answers -----------------------------------------------------------------------------------------------
-
-
-def test_tasks_that_come_back_wait_behind_the_others() -> None:
-    """First all tasks in the order of the pass, then the returned ones in the order of their return, each once."""
-    bench = Bench(4)
-    first, second = bench.lease(), bench.lease()
-    bench.fail(second, Cause.RELEASE)
-    bench.fail(first, Cause.RELEASE)
-    order = [bench.lease().task for _ in range(4)]
-    assert order == [2, 3, 1, 0]
-    assert bench.get().answer is Answer.NO_TASK_NOW
-    bench.restart()
-    assert bench.get().answer is Answer.NO_TASK_NOW
 
 
 def test_the_order_of_a_pass_is_a_permutation_of_its_own() -> None:
@@ -308,3 +283,15 @@ def test_rules_that_cannot_be_are_refused_by_name(rules: dict[str, Any], reason:
     """Scripts give some of them (`ServerOptions`); a lease has to end."""
     with pytest.raises(ValueError, match=reason):
         QueueRules(**rules)
+
+
+def test_golden_trace_of_a_crash_between_write_and_answer() -> None:
+    """A repeated report to a restarted master gets the answer that was lost, and counts once."""
+    bench = Bench(1, passes=2)
+    lease = bench.lease()
+    bench.finish(lease)  # stored; the answer is lost with the master
+    bench.restart()
+
+    assert bench.finish(lease) is ReportAnswer.ACCEPTED
+    assert bench.counts == (1, 0, 0, 0)
+    assert bench.queue.status().pass_number == 2

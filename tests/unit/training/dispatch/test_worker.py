@@ -147,47 +147,6 @@ def played(
     return run(main())
 
 
-def test_nothing_happens_before_the_trainer_opens_its_records() -> None:
-    """A script that draws no records costs no request."""
-
-    async def main() -> None:
-        bench = Bench()
-        bench.service.start(b"g" * 16)
-        await asyncio.sleep(60)
-        assert bench.master.asked == []
-        await bench.service.stop()
-
-    run(main())
-
-
-def test_one_task_is_kept_ahead_of_the_trainer() -> None:
-    """The next one is asked for when the trainer takes the last that waited, and names those that are held."""
-
-    async def scenario(bench: Bench) -> None:
-        assert len(bench.master.of(GetTask)) == 1
-        await bench.want(1)
-        assert bench.trainer.granted == [(1, 0)]
-        assert [request.held for request in bench.master.of(GetTask)] == [[], [Held(1, 1, 0)]]
-
-    played(scenario)
-
-
-def test_a_task_is_reported_when_its_steps_are_counted_and_not_before() -> None:
-    """Records that are trained, and whose step is not counted, are not reported."""
-
-    async def scenario(bench: Bench) -> None:
-        await bench.want(1)
-        bench.trained(1, 1, 5)
-        await asyncio.sleep(1.0)
-        assert bench.master.finished() == []
-        bench.service.count(1)
-        await asyncio.sleep(0.1)
-        assert bench.master.of(EndTask) == [EndTask(QUEUE, 1, 1, None, 5)]
-        assert (bench.service.trained, bench.service.finished) == (5, 1)
-
-    played(scenario)
-
-
 def test_a_task_whose_report_is_not_answered_yet_is_still_named() -> None:
     """Otherwise the master would take its lease for an answer that was lost, and grant it again."""
 
@@ -221,41 +180,6 @@ def test_a_trainer_with_something_to_report_is_told_that_there_is_none_now() -> 
     played(scenario)
 
 
-def test_a_lease_that_stands_no_more_is_not_reported() -> None:
-    """The trainer may go on with it: what it trains changes nothing any more."""
-
-    async def scenario(bench: Bench) -> None:
-        await bench.want(1)
-        bench.master.renewed = ReportAnswer.SUPERSEDED
-        bench.trained(1, 1, 2)
-        bench.service.count(1)
-        await asyncio.sleep(5.0)
-        assert bench.service.superseded >= 1
-        bench.trained(2, 1, 5)
-        bench.service.count(2)
-        await asyncio.sleep(0.1)
-        assert bench.master.finished() == []
-
-    played(scenario)
-
-
-def test_a_file_that_is_not_here_is_given_back_and_avoided() -> None:
-    """The next request names the task, so that another node gets it; a new pass asks for it again."""
-
-    async def scenario(bench: Bench) -> None:
-        await bench.want(1)
-        bench.service.on_trainer(RecordsUnreadable(1, 1, "no file train.recordio here", missing=True))
-        await bench.want(2)
-        assert bench.master.failed() == [(1, "missing", 0)]
-        assert bench.master.of(GetTask)[-1].avoid == [1]
-        bench.master.pass_number = 2
-        await bench.want(3)
-        await asyncio.sleep(5.0)
-        assert bench.master.of(GetTask)[-1].avoid == []
-
-    played(scenario)
-
-
 def test_a_new_queue_has_no_tasks_to_avoid() -> None:
     """Task numbers are those of one queue: the same number in the next one is another task."""
 
@@ -284,24 +208,6 @@ def test_leaving_gives_tasks_back_with_what_is_counted() -> None:
         ]
 
     played(scenario)
-
-
-def test_a_restart_takes_over_what_stands() -> None:
-    """The position is in the state directory; leases that stand are gone on with, from the record that is counted."""
-    disk = MemoryDisk()
-
-    async def first(bench: Bench) -> None:
-        await bench.want(1)
-        bench.trained(1, 1, 3)
-        bench.service.count(1)
-        await asyncio.sleep(1.0)
-
-    async def second(bench: Bench) -> None:
-        await bench.want(1)
-        assert bench.trainer.granted == [(1, 3)]
-
-    played(first, disk)
-    played(second, disk)
 
 
 def test_the_position_in_another_queue_is_none() -> None:
@@ -375,3 +281,38 @@ def test_what_had_a_fault_begins_again(kind: type) -> None:
         assert record.fields["error"] == f"KeyError({kind.__name__!r})"
 
     played(scenario, opens=False)
+
+
+def test_a_lease_that_stands_no_more_is_not_reported() -> None:
+    """The trainer may go on with it: what it trains changes nothing any more."""
+
+    async def scenario(bench: Bench) -> None:
+        await bench.want(1)
+        bench.master.renewed = ReportAnswer.SUPERSEDED
+        bench.trained(1, 1, 2)
+        bench.service.count(1)
+        await asyncio.sleep(5.0)
+        assert bench.service.superseded >= 1
+        bench.trained(2, 1, 5)
+        bench.service.count(2)
+        await asyncio.sleep(0.1)
+        assert bench.master.finished() == []
+
+    played(scenario)
+
+
+def test_a_file_that_is_not_here_is_given_back_and_avoided() -> None:
+    """The next request names the task, so that another node gets it; a new pass asks for it again."""
+
+    async def scenario(bench: Bench) -> None:
+        await bench.want(1)
+        bench.service.on_trainer(RecordsUnreadable(1, 1, "no file train.recordio here", missing=True))
+        await bench.want(2)
+        assert bench.master.failed() == [(1, "missing", 0)]
+        assert bench.master.of(GetTask)[-1].avoid == [1]
+        bench.master.pass_number = 2
+        await bench.want(3)
+        await asyncio.sleep(5.0)
+        assert bench.master.of(GetTask)[-1].avoid == []
+
+    played(scenario)

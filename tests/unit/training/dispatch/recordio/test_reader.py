@@ -81,14 +81,6 @@ def _write(path: Path, data: bytes) -> Path:
     return path
 
 
-def test_files_may_be_concatenated(data: bytes, tmp_path: Path) -> None:
-    """Two files one after the other are one file with the chunks of both."""
-    path = _write(tmp_path / "both", data + data)
-
-    assert read(path)[0] == [*FIRST, *SECOND] * 2
-    assert len(read_index(path).chunks) == 4
-
-
 def test_any_chunk_is_read_by_itself(data: bytes, tmp_path: Path) -> None:
     """A chunk is read by its number or its offset, and nothing else of the file is looked at."""
     path = _write(tmp_path / "file", data)
