@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from p2pnode.commands.options import JsonOption
-from p2pnode.commands.output import print_json, print_line
+from p2pnode.commands.output import print_answer
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.screen import progress_bar
 
@@ -56,11 +56,7 @@ def advise(
             found = advice.advise(measured, seed=seed, keep=keep, present=_present_barrier(status), progress=bar.show)
     except (BadModel, ValueError) as error:
         raise UserError(str(error), "ask again after the swarm has trained for some steps", ExitCode.USAGE) from None
-    if as_json:
-        print_json(asdict_advice(found))
-    else:
-        print_line(advice_text(found, keep, len(measured.trace_s)))
-    return 0
+    return print_answer(advice_text(found, keep, len(measured.trace_s)), asdict_advice(found), as_json=as_json)
 
 
 def _require_steps_and_peers(status: dict[str, Any], steps: list[Any], address: str) -> None:

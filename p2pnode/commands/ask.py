@@ -9,7 +9,7 @@ import typer
 
 from p2pnode.client import NodeClient
 from p2pnode.commands.options import JsonOption, WhichNode, takes
-from p2pnode.commands.output import print_json, print_line, print_lines, print_notice
+from p2pnode.commands.output import print_answer, print_json, print_line, print_lines, print_notice
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.terminal.status_view import peers_lines, status_lines
 
@@ -104,8 +104,5 @@ def _leave_here(which: WhichNode, timeout: float, now: bool, as_json: bool) -> i
 
 def _request(client: NodeClient, change: str, outcome: str, *, as_json: bool) -> int:
     client.post(f"/{change}")
-    if as_json:
-        print_json({"address": client.address, "accepted": change})
-    else:
-        print_line(f"the node at {client.address} {outcome}")
-    return 0
+    answer = {"address": client.address, "accepted": change}
+    return print_answer(f"the node at {client.address} {outcome}", answer, as_json=as_json)

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from p2pnode.commands.options import ConfigOption, JsonOption, Place, SetOption, StateDirOption, loaded, takes
-from p2pnode.commands.output import print_json, print_line
+from p2pnode.commands.output import print_answer
 from p2pnode.config.rules import check_start, warnings_for
 from p2pnode.config.settings import KEYS, Config
 from p2pnode.config.state_folders import local_folders
@@ -43,11 +43,8 @@ def init(
         path = path / "node.toml"
     with new_file(path, force) as draft:
         draft.write_text(template(), encoding="utf-8")
-    if as_json:
-        print_json({"path": str(path)})
-    else:
-        print_line(f"wrote {path}; edit it, then: p2pnode start --config {path}")
-    return 0
+    text = f"wrote {path}; edit it, then: p2pnode start --config {path}"
+    return print_answer(text, {"path": str(path)}, as_json=as_json)
 
 
 @config_app.command("show")
@@ -59,21 +56,15 @@ def config_show(
 ) -> int:
     """Print the configuration with which a node would start here, with what its state directory remembers."""
     found = place.loaded()
-    if as_json:
-        print_json({"config": msgspec.to_builtins(found.config)} | ({"origin": found.origins} if origin else {}))
-    else:
-        print_line(node_toml(found.config, found.origins if origin else None).rstrip())
-    return 0
+    answer = {"config": msgspec.to_builtins(found.config)} | ({"origin": found.origins} if origin else {})
+    text = node_toml(found.config, found.origins if origin else None).rstrip()
+    return print_answer(text, answer, as_json=as_json)
 
 
 @config_app.command("default")
 def config_default(as_json: JsonOption = False) -> int:
     """Print every setting with its default and its explanation."""
-    if as_json:
-        print_json({"config": msgspec.to_builtins(Config())})
-    else:
-        print_line(template(KEYS).rstrip())
-    return 0
+    return print_answer(template(KEYS).rstrip(), {"config": msgspec.to_builtins(Config())}, as_json=as_json)
 
 
 @config_app.command("check")
@@ -83,13 +74,10 @@ def config_check(config: ConfigOption = None, settings: SetOption = None, as_jso
     for problem in check_start(found.config):
         raise UserError(problem.what, problem.do, ExitCode.CONFIGURATION)
     warnings = warnings_for(found.config)
-    if as_json:
-        print_json({"warnings": [{"what": problem.what, "do": problem.do} for problem in warnings]})
-        return 0
-    for problem in warnings:
+    for problem in warnings if not as_json else []:
         sys.stderr.write(f"warning: {problem.what}\nhint: {problem.do}\n")
-    print_line("the configuration is valid")
-    return 0
+    answer = {"warnings": [problem._asdict() for problem in warnings]}
+    return print_answer("the configuration is valid", answer, as_json=as_json)
 
 
 def export(
@@ -116,11 +104,8 @@ def export(
     except BadModelFile as error:
         hint = "start the node again for a moment, so that it writes what is missing"
         raise UserError(f"the model cannot be exported: {error}", hint, ExitCode.TRAINER) from None
-    if as_json:
-        print_json({"path": str(path), "step": step, "checkpoint": str(vector.parent)})
-    else:
-        print_line(f"wrote {path}: the model of step {step}, from {vector.parent}")
-    return 0
+    answer = {"path": str(path), "step": step, "checkpoint": str(vector.parent)}
+    return print_answer(f"wrote {path}: the model of step {step}, from {vector.parent}", answer, as_json=as_json)
 
 
 def _write_model(folder: Path, vector: Path, draft: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from p2pnode.commands.options import JsonOption, Place, takes
-from p2pnode.commands.output import print_json, print_line
+from p2pnode.commands.output import print_answer, print_line
 from p2pnode.config.directory_record import RECORD_FILE
 from p2pnode.config.state_folders import LOCAL, MARKS, local_folders, run_of
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
@@ -98,12 +98,9 @@ def forget(
     for one in (folder / LOCAL, folder):
         with contextlib.suppress(OSError):  # missing, or not empty
             one.rmdir()
-    if as_json:
-        described = [_as_json(contents, of) for contents, of in zip(found, runs, strict=True)]
-        print_json({"path": str(folder), "directories": described})
-        return 0
-    print_line(f"removed; {folder} is free for another run" if folder.exists() else f"removed {folder}")
-    return 0
+    described = [_as_json(contents, of) for contents, of in zip(found, runs, strict=True)]
+    text = f"removed; {folder} is free for another run" if folder.exists() else f"removed {folder}"
+    return print_answer(text, {"path": str(folder), "directories": described}, as_json=as_json)
 
 
 def contents_of(folder: Path) -> Contents:

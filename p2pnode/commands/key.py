@@ -27,7 +27,7 @@ from p2pnode.commands.options import (
     running_in,
     takes,
 )
-from p2pnode.commands.output import print_json, print_line, print_notice
+from p2pnode.commands.output import print_answer, print_line, print_notice
 from p2pnode.config.load import Loaded
 from p2pnode.config.settings import Config
 from p2pnode.config.state_folders import has_been_in_swarm, run_of
@@ -80,13 +80,9 @@ def new(
 
     keys = KeyRing((_fresh(),))
     write_key_file(path, keys)
-    if as_json:
-        print_json({"file": str(path), "keys": keys.fingerprints})
-        return 0
-    print_line(
-        f"wrote {path}, key {keys.primary.fingerprint}; start the first node, then `p2pnode key invite` for the others"
-    )
-    return 0
+    then = "start the first node, then `p2pnode key invite` for the others"
+    text = f"wrote {path}, key {keys.primary.fingerprint}; {then}"
+    return print_answer(text, {"file": str(path), "keys": keys.fingerprints}, as_json=as_json)
 
 
 @key_app.command("show")
@@ -101,12 +97,11 @@ def show(
     keys = _keys(found)
     if reveal:
         print_line(keys.text.rstrip())
-    elif as_json:
-        print_json({"file": found.swarm.key_file, "run": found.swarm.run, "keys": keys.fingerprints})
-    else:
-        accepted = "".join(f", {fingerprint} accepted too" for fingerprint in keys.fingerprints[1:])
-        print_line(f"{found.swarm.key_file}: key {keys.primary.fingerprint} used{accepted}, run {found.swarm.run}")
-    return 0
+        return 0
+    accepted = "".join(f", {fingerprint} accepted too" for fingerprint in keys.fingerprints[1:])
+    text = f"{found.swarm.key_file}: key {keys.primary.fingerprint} used{accepted}, run {found.swarm.run}"
+    answer = {"file": found.swarm.key_file, "run": found.swarm.run, "keys": keys.fingerprints}
+    return print_answer(text, answer, as_json=as_json)
 
 
 @key_app.command("invite")
@@ -139,14 +134,12 @@ def invite(
     line = Invitation.of(name, addresses, keys).line
     if out is not None:
         write_invitation(out, line)
-    if as_json:  # the line has the key: in a file, it is not printed as well
-        shown, file = (line, None) if out is None else (None, str(out))
-        print_json({"run": name, "addresses": addresses, "invitation": shown, "file": file})
-    elif out is None:
-        print_line(line)
-    else:
-        print_line(f"wrote {out}: anyone who reads it is a member of run {name}, joining at {', '.join(addresses)}")
-    return 0
+    text, shown, file = line, line, ""
+    if out is not None:  # the line has the key: it is not printed as well
+        text = f"wrote {out}: anyone who reads it is a member of run {name}, joining at {', '.join(addresses)}"
+        shown, file = "", str(out)
+    answer = {"run": name, "addresses": addresses, "invitation": shown or None, "file": file or None}
+    return print_answer(text, answer, as_json=as_json)
 
 
 @key_app.command("join")
@@ -167,17 +160,12 @@ def join(
     taken = read_invitation(invitation)
     folder = loaded(config, None, place_flags(state_dir, taken.run), joining=True).config.state_folder
     changed = save_invitation(folder, taken.run, list(taken.addresses), taken.keys)
-    if as_json:
-        fingerprints = taken.keys.fingerprints
-        print_json({"state_dir": str(folder), "run": taken.run, "keys": fingerprints, "changed": changed})
-        return 0
     what = "joins" if changed else "joined already"
     place = f"--state-dir {folder}" if state_dir else f"--run {shlex.quote(taken.run)}"
-    print_line(
-        f"the node on {folder} {what} run {taken.run}, key {taken.keys.primary.fingerprint}; start it: p2pnode start "
-        f"{place}"
-    )
-    return 0
+    key = f"key {taken.keys.primary.fingerprint}"
+    text = f"the node on {folder} {what} run {taken.run}, {key}; start it: p2pnode start {place}"
+    answer = {"state_dir": str(folder), "run": taken.run, "keys": taken.keys.fingerprints, "changed": changed}
+    return print_answer(text, answer, as_json=as_json)
 
 
 class Step(StrEnum):
@@ -222,11 +210,9 @@ def rotate(
     except BadKey as error:
         raise UserError(f"{path}: {error}", "`p2pnode key show` shows which keys are valid", ExitCode.USAGE) from None
     write_key_file(path, after)
-    if as_json:
-        print_json({"file": str(path), "step": step.value, "keys": after.fingerprints})
-        return 0
-    print_line(f"{path}: key {after.primary.fingerprint} is used, {len(after.keys)} valid; {then}")
-    return 0
+    text = f"{path}: key {after.primary.fingerprint} is used, {len(after.keys)} valid; {then}"
+    answer = {"file": str(path), "step": step.value, "keys": after.fingerprints}
+    return print_answer(text, answer, as_json=as_json)
 
 
 # --- invitations --------------------------------------------------------------------------------------------------

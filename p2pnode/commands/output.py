@@ -29,6 +29,15 @@ def print_json(answer: Mapping[str, object]) -> None:
     print_line(json.dumps({"schema": 1, **answer}, indent=2))
 
 
+def print_answer(text: str, answer: Mapping[str, object], *, as_json: bool) -> int:
+    """Print what a command has done, for a person or for a program; returns the exit code 0."""
+    if as_json:
+        print_json(answer)
+    else:
+        print_line(text)
+    return 0
+
+
 def print_error(message: str, hint: str) -> None:
     """Print what failed and what to do next to standard error."""
     _print_labelled("error: ", message, sys.stderr)

@@ -48,6 +48,9 @@ def run(*arguments: str) -> int:
         (["start", "--status-port", "8468"], 4, "are both 8468"),
         (["run", "--", "no-such-program", "x"], 8, 'there is no program "no-such-program"'),
         (["run"], 2, "Missing argument"),
+        (["run", "--servers", "1", "--", "true"], 2, "--servers 1: that many of the nodes of --local"),
+        (["run", "--local", "--servers", "2", "--", "true"], 2, "of which there are 1"),
+        (["start", "--set", "port=1"], 4, "is not an assignment"),
         (["start", "--prot", "1"], 2, "No such option: --prot"),
         (["dance"], 2, "No such command 'dance'"),
         (["status"], 9, "no node reachable at 127.0.0.1:1"),
@@ -63,6 +66,9 @@ def run(*arguments: str) -> int:
         (["demo", "--task", "digit"], 4, '"digit" is not a task'),
         (["demo", "--data-dir", "nowhere"], 8, "cannot read --data-dir"),
         (["config", "check", "--set", "node.host=0.0.0.0"], 4, "listens beyond this machine"),
+        (["logs", "--level", "loud"], 2, '--level: "loud" is none'),
+        (["key", "rotate", "prepare", "--set", "swarm.key_file=-"], 2, "is in no file"),
+        (["key", "show", "--set", 'swarm.key_file=""'], 4, "swarm.key_file is set to an empty text"),
     ],
 )
 def test_mistakes_get_a_sentence_a_hint_and_a_code(

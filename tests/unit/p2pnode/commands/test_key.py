@@ -129,12 +129,6 @@ def test_a_rotation_in_three_steps(folder: Path, capsys: Output) -> None:
     assert list(read_key_file(path)) == [new]
 
 
-def test_a_key_without_a_file_cannot_be_rotated(capsys: Output) -> None:
-    """A key from standard input is rotated where it is stored."""
-    assert key("rotate", "prepare", "--set", "swarm.key_file=-") == ExitCode.USAGE
-    assert "is in no file" in capsys.readouterr().err
-
-
 def test_a_folder_with_the_default_configuration_changes_no_key(folder: Path, capsys: Output) -> None:
     """Beside a node.toml to start from, as in a clone of the repository, the key of the state directory is
     used, and a node may listen beyond the loopback with it."""
@@ -144,12 +138,6 @@ def test_a_folder_with_the_default_configuration_changes_no_key(folder: Path, ca
     assert key("invite", "--state-dir", "a", "--run", "digits", "--address", "192.0.2.10:8468") == 0
     assert Invitation.parse(capsys.readouterr().out.splitlines()[-1]).addresses == ["192.0.2.10:8468"]
     assert cli.main(["config", "check", "--set", "node.state_dir=a", "--set", "node.host=0.0.0.0"]) == 0
-
-
-def test_a_setting_without_a_key_file_is_explained(capsys: Output) -> None:
-    """An empty `swarm.key_file` on the command line is an error with what to do, not a crash."""
-    assert key("show", "--set", 'swarm.key_file=""') == ExitCode.CONFIGURATION
-    assert "swarm.key_file is set to an empty text" in capsys.readouterr().err
 
 
 class Running:

@@ -103,14 +103,6 @@ def test_a_file_is_followed_until_the_node_has_ended(
     assert "has ended" in shown.err
 
 
-def test_a_level_that_is_none_is_an_error() -> None:
-    """It names those there are."""
-    with pytest.raises(UserError, match="loud") as error:
-        logs.logs(follow=False, lines=1, level="loud", event=None)
-    assert error.value.exit_code == ExitCode.USAGE
-    assert "warning" in error.value.hint
-
-
 def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     """A directory in its place stands for what cannot be read."""
     with pytest.raises(UserError, match="cannot read the log file") as error:

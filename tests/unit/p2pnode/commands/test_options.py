@@ -13,7 +13,6 @@ from p2pnode.client import STATUS_FILE, NodeClient, NotReachable, status_file
 from p2pnode.commands import options
 from p2pnode.commands.options import WhichNode
 from p2pnode.directory_lock import locked
-from p2pnode.errors import ExitCode, UserError
 
 
 @pytest.fixture(autouse=True)
@@ -49,16 +48,6 @@ def test_set_wins_over_flags_and_flags_over_the_file_in_this_folder(tmp_path: Pa
     assert options.loaded(tmp_path / "other.toml", None, {}).config.node.port == 7005
 
 
-@pytest.mark.parametrize("text", ["node.port", "port=1", "=", ""])
-def test_an_assignment_names_section_and_key(text: str) -> None:
-    """Anything else is an error of the configuration, with an example."""
-    with pytest.raises(UserError, match="is not an assignment") as caught:
-        options.loaded(None, [text], {})
-
-    assert caught.value.exit_code == ExitCode.CONFIGURATION
-    assert "--set node.port=8469" in caught.value.hint
-
-
 def test_a_client_is_for_the_node_on_the_state_directory(tmp_path: Path) -> None:
     """With its token; another token file wins."""
     with running(tmp_path / "a", "127.0.0.1:7100"):
@@ -88,11 +77,3 @@ def test_without_a_node_the_configured_address_is_used_or_an_error_says_what_to_
         pass
     with pytest.raises(NotReachable, match=f"its process {os.getpid()} has ended"):
         WhichNode(state_dir="b").client()
-
-
-def test_a_malformed_address_is_a_usage_error() -> None:
-    """The message names the option."""
-    with pytest.raises(UserError, match="--address") as caught:
-        WhichNode("127.0.0.1").client()
-
-    assert caught.value.exit_code == ExitCode.USAGE

@@ -63,15 +63,6 @@ def test_start_hands_the_configuration_to_the_daemon(monkeypatch: pytest.MonkeyP
     assert seen[2][1] == [sys.executable, "train.py", "--debug"]
 
 
-@pytest.mark.parametrize("given", [["--servers", "1"], ["--local", "--servers", "2"]], ids=str)
-def test_more_servers_than_nodes_of_this_machine_are_an_error(
-    given: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`--servers` counts nodes of `--local`; the hint says how a node that starts alone becomes a server."""
-    assert run("run", *given, "--", sys.executable, "script.py") == ExitCode.USAGE
-    assert "--set node.role=server" in capsys.readouterr().err
-
-
 def test_servers_reach_the_start_of_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the number of nodes and the program."""
     seen: list[LocalStart] = []
