@@ -7,7 +7,6 @@ read when the first browser asks, because most nodes never serve one.
 from __future__ import annotations
 
 import hashlib
-import zlib
 from importlib import resources
 from typing import NamedTuple
 
@@ -41,19 +40,12 @@ HEADERS = {
 
 
 class File(NamedTuple):
-    """One file, ready to be served. `packed` is the body in gzip, for slow lines. `tag` is the entity tag, with its
-    quotes; it is weak, because both are the same file."""
+    """One file, ready to be served. `tag` is the entity tag, with its quotes; it is weak, because the file may be sent
+    compressed."""
 
     body: bytes
-    packed: bytes
     content_type: str
     tag: str
-
-
-def packed(body: bytes) -> bytes:
-    """In gzip, with no time in it: the same body gives the same bytes."""
-    packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-    return packer.compress(body) + packer.flush()
 
 
 def read_files() -> dict[str, File]:
@@ -70,5 +62,5 @@ def read_files() -> dict[str, File]:
         if suffix == ".html":
             body = body.replace(END_LINE, end)
         tag = f'W/"{hashlib.sha256(body).hexdigest()[:16]}"'
-        files[names.get(entry.name, STATIC + entry.name)] = File(body, packed(body), CONTENT_TYPES[suffix], tag)
+        files[names.get(entry.name, STATIC + entry.name)] = File(body, CONTENT_TYPES[suffix], tag)
     return files

@@ -229,9 +229,9 @@ class StatusServer:
         headers = FILE_HEADERS | {"ETag": file.tag, "Content-Type": file.content_type, SCHEMA_HEADER: str(SCHEMA)}
         if request.headers.get("If-None-Match") == file.tag:
             return web.Response(status=304, headers=headers)
-        if "gzip" in request.headers.get("Accept-Encoding", ""):
-            return web.Response(body=file.packed, headers=headers | {"Content-Encoding": "gzip"})
-        return web.Response(body=file.body, headers=headers)
+        response = web.Response(body=file.body, headers=headers)
+        response.enable_compression()
+        return response
 
 
 _HEADERS = {

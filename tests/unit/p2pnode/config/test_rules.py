@@ -12,7 +12,6 @@ from p2pnode.config.rules import check, check_start, warnings_for, warnings_for_
 from p2pnode.config.settings import Config
 from p2pnode.config.tracker import PACKAGES, Tracker, parse_tracker
 from p2pnode.errors import UserError
-from p2pnode.overlay.addresses import is_loopback, split_address
 from p2pnode.overlay.settings import NodeSettings, SwarmSettings
 from p2pnode.training.goal import Goal
 from p2pnode.training.settings import TrainingSettings
@@ -150,33 +149,6 @@ def test_until_is_accepted_where_the_step_loop_can_read_it(text: str) -> None:
             Goal.parse(text)
     else:
         assert Goal.parse(text) is not None
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [("a.example:1", ("a.example", 1)), ("127.0.0.1:65535", ("127.0.0.1", 65535)), ("[::1]:80", ("::1", 80))],
-)
-def test_addresses_are_split(text: str, parts: tuple[str, int]) -> None:
-    """Host and port come apart, IPv6 without its brackets."""
-    assert split_address(text) == parts
-
-
-@pytest.mark.parametrize(
-    "text", ["", ":", "a:", ":1", "a", "a:b", "a:-1", "a:1.0", "[::1", "[::1]80", "::1:80", "a b:1", "a:١"]
-)
-def test_what_is_no_address_is_refused(text: str) -> None:
-    """Nothing that cannot be dialled passes for an address."""
-    with pytest.raises(ValueError):
-        split_address(text)
-
-
-@pytest.mark.parametrize(
-    ("host", "inside"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("a.b", False)],
-)
-def test_loopback_is_told_from_everything_else(host: str, inside: bool) -> None:
-    """Only addresses that never leave the machine count as loopback; names do not, for anyone can point them."""
-    assert is_loopback(host) is inside
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pnode.status.history import METRICS, ROWS, History
-from p2pnode.status.schema import LineStatus, Status
+from p2pnode.status.schema import Status
 from tests.process.harness.fake_node import STATUS
 
 
@@ -109,31 +108,3 @@ def test_the_first_metrics_are_kept_beside_the_loss() -> None:
     expected = {f"metric:m{number}": float(number) for number in range(METRICS)}
     assert {name: value for name, value in row.items() if name.startswith("metric")} == expected
     assert {name for name in history.series if name.startswith("metric")} == set(expected)
-
-
-def test_a_counted_swarm_has_no_interval() -> None:
-    """Lower and upper bound and the second method belong to an estimate."""
-    counted = History().look(1.0, status(), [])
-    population = msgspec.structs.replace(STATUS.population, exact=False, estimate=100.0, low=80.0, high=125.0)
-    estimated = History().look(1.0, msgspec.structs.replace(status(), population=population), [])
-
-    assert (counted["population"], counted["population_low"], counted["population_high"]) == (2.0, None, None)
-    assert (estimated["population_low"], estimated["population_high"]) == (80.0, 125.0)
-
-
-@pytest.mark.parametrize("rate", [7, None])
-def test_the_line_is_what_it_carries(rate: int | None) -> None:
-    """Measured rates are there, and none before."""
-    line = LineStatus(
-        upload_bytes_per_s=rate,
-        upload_at_least_bytes_per_s=None,
-        download_bytes_per_s=None,
-        capacity=0,
-        codec="",
-        codec_reason="",
-        needed_bytes_per_step=None,
-        carried_bytes_per_step=None,
-    )
-    row = History().look(1.0, msgspec.structs.replace(status(), line=line), [])
-
-    assert (row["upload_bytes_per_second"], row["download_bytes_per_second"]) == (rate, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pnode.status.pages import END_LINE, POLICY, STATIC, read_files
+from p2pnode.status.pages import POLICY, STATIC, read_files
 from tests.harness.project.repository import ROOT
 
 #: Bytes of a page with everything that it loads, uncompressed.
@@ -46,15 +45,6 @@ def test_both_pages_and_all_that_they_load_are_small() -> None:
             assert not re.findall(r"https?://(?!www\.w3\.org/)", file.body.decode()), path
 
 
-def test_every_page_ends_with_the_common_dialogs() -> None:
-    """Pages share scripts that open them, so a page without one would fail at the first click."""
-    for page in ("/", "/swarm"):
-        text = read_files()[page].body.decode()
-        assert text.count('<dialog id="confirm"') == text.count('<dialog id="token"') == 1
-        assert text.endswith("</html>\n")
-        assert END_LINE.decode() not in text
-
-
 def test_no_file_is_left_over() -> None:
     """Every file is loaded by a page, but the licence of uPlot, which is served beside it."""
     assert set(read_files()) - loaded_by("/") - loaded_by("/swarm") == {f"{STATIC}LICENSE-uPlot.txt"}
@@ -77,14 +67,6 @@ def test_no_script_makes_markup_of_text() -> None:
             assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", file.body.decode())
 
 
-def test_a_tag_changes_with_the_content() -> None:
-    """Two files have two tags, and one file always the same."""
-    files = read_files()
-
-    assert len({file.tag for file in files.values()}) == len(files)
-    assert {path: file.tag for path, file in files.items()} == {path: file.tag for path, file in read_files().items()}
-
-
 def test_the_package_contains_them() -> None:
     """The wheel takes the folder along, and names the licence of what is not ours."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -98,16 +80,6 @@ def test_the_package_contains_them() -> None:
     assert {path.name for path in folder.iterdir() if path.name != "package.json"} <= taken
     assert "p2pnode/status/static/LICENSE-uPlot.txt" in project["project"]["license-files"]
     assert "MIT" in (folder / "LICENSE-uPlot.txt").read_text()
-
-
-def test_the_packed_form_is_the_same_file() -> None:
-    """What a browser unpacks is the body, and a third as long for a page with all that it loads."""
-    files = read_files()
-    for file in files.values():
-        assert gzip.decompress(file.packed) == file.body
-    for page in ("/", "/swarm"):
-        paths = loaded_by(page)
-        assert sum(len(files[path].packed) for path in paths) < MOST_BYTES / 2.5
 
 
 FOLDER = Path(__file__).parent / "dashboard"

@@ -51,20 +51,6 @@ def test_a_node_without_records_has_no_status() -> None:
     assert dispatch_findings(None, None, None) == []
 
 
-def test_a_worker_shows_the_queue_as_the_master_told_of_it() -> None:
-    """And what it has trained itself; null for numbers that it has not heard yet."""
-    found = status(None, RECORDS)
-    assert (found.pass_number, found.passes, found.tasks) == (1, 3, 10)
-    assert (found.todo, found.leased, found.done, found.failed) == (4, 3, 2, 1)
-    assert (found.store, found.discarded, found.master) == ("etcd", 5, (b"m" * 20).hex())
-    assert (found.held, found.records_trained, found.tasks_finished, found.tasks_superseded) == (2, 640, 7, 1)
-    assert (found.serves, found.serves_seconds, found.epoch, found.ended) == (False, None, 0, False)
-
-    unheard = status(None, replace(RECORDS, counts=None, master=None, ended=True))
-    assert (unheard.tasks, unheard.todo, unheard.master, unheard.store, unheard.discarded) == (None, None, None, "", 0)
-    assert unheard.ended
-
-
 def test_a_master_shows_its_own_queue_before_what_it_was_told() -> None:
     """A master that also draws records has both; its own numbers are the newer ones."""
     queue = QueueStatus(1, 3, 10, todo=9, leased=0, done=0, failed=1, end=End.NO)
