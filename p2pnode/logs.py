@@ -15,7 +15,7 @@ from typing import Any, Self, TextIO
 from p2pnode.config.settings import LogSettings
 from p2pnode.log_file import BoundedLog
 from p2pnode.overlay.background_output import BackgroundOutput, descriptor_writer
-from p2pnode.status.events import Writer
+from p2pnode.overlay.environment import Log
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -60,7 +60,7 @@ def _missing_lines(lines: int, size_bytes: int) -> bytes:
     return json.dumps(fields).encode() + b"\n"
 
 
-def configure(settings: LogSettings, stream: LogStream | TextIO | None = None) -> Writer:
+def configure(settings: LogSettings, stream: LogStream | TextIO | None = None) -> Log:
     """Set structlog up and return a logger. Warnings of standard library loggers are written to it too.
 
     structlog is imported here, because commands that only ask a node start faster without it.
@@ -87,7 +87,7 @@ def configure(settings: LogSettings, stream: LogStream | TextIO | None = None) -
         logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=True,
     )
-    logger: Writer = structlog.get_logger()
+    logger: Log = structlog.get_logger()
     _adopt_standard_loggers(logger)
     return logger
 
@@ -95,7 +95,7 @@ def configure(settings: LogSettings, stream: LogStream | TextIO | None = None) -
 class _Adopted(logging.Handler):
     """Passes warnings and errors of libraries (asyncio, aiohttp) to structlog and drops lower levels."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Log) -> None:
         super().__init__(logging.WARNING)
         self._writer = writer
 
@@ -109,7 +109,7 @@ class _Adopted(logging.Handler):
             self._writer.warning("library_warning", **fields)
 
 
-def _adopt_standard_loggers(writer: Writer) -> None:
+def _adopt_standard_loggers(writer: Log) -> None:
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, _Adopted)]:
         root.removeHandler(handler)

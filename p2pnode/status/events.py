@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from p2pnode.overlay.environment import Clock
+from p2pnode.overlay.environment import Clock, Log
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -96,18 +96,6 @@ def plain(value: Any) -> Any:
             return plain(str(value))
 
 
-class Writer(Protocol):
-    """Where log lines go; structlog's bound logger is one."""
-
-    def debug(self, event: str, **fields: Any) -> Any: ...
-
-    def info(self, event: str, **fields: Any) -> Any: ...
-
-    def warning(self, event: str, **fields: Any) -> Any: ...
-
-    def error(self, event: str, **fields: Any) -> Any: ...
-
-
 class EventLog:
     """The node's log: each event goes to the writer and, from `info` up, into the ring.
 
@@ -115,7 +103,7 @@ class EventLog:
     the ring, but the log shows one every few seconds, because fast steps would fill a terminal with them.
     """
 
-    def __init__(self, ring: EventRing, writer: Writer, clock: Clock) -> None:
+    def __init__(self, ring: EventRing, writer: Log, clock: Clock) -> None:
         self._ring = ring
         self._writer = writer
         self._clock = clock
