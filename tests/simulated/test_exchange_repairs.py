@@ -13,6 +13,7 @@ from p2pnode.training.exchange.ownership_messages import (
     AskedDelta,
     FindDeltas,
     FindLacking,
+    FoundDeltas,
     LackingDeltas,
     LoggedDelta,
     OfferedDeltas,
@@ -203,5 +204,28 @@ def test_a_delta_that_is_offered_is_added_once_if_it_may_be() -> None:
         assert (await answer([offered(3)], np.inf)).added == 0
         assert (await answer([offered(1 << 40)])).added == 0
         assert value(world)[0] == 5.0
+
+    simulate(scenario, nodes=3, shards=1)
+
+
+def test_who_searches_for_deltas_gets_those_that_a_log_has() -> None:
+    """By identity, with their weights, until the answer is full; of a shard that there is not, none."""
+
+    async def scenario(world: World) -> None:
+        first, second = owner(world), other(world)
+        for step in (1, 2, 3):
+            await push(second, step)
+        node = second.contact.node_id
+
+        async def found(shard: int) -> list[tuple[int, float]]:
+            question = FindDeltas(shard, [(node, 1, [(2, 9)]), (b"d" * 20, 1, [(1, 9)])])
+            answer = await ask(second, first, "request_repair", question, FoundDeltas)
+            return [(one.step, one.weight) for one in answer.deltas]
+
+        assert await found(0) == [(2, 1.0), (3, 1.0)]
+        assert await found(99) == []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("p2pnode.training.exchange.recovery.reconciliation.MAX_BATCH_BYTES", 1)
+            assert await found(0) == [(2, 1.0)]
 
     simulate(scenario, nodes=3, shards=1)

@@ -20,7 +20,7 @@ from p2pnode.training.exchange.messages import (
     decode,
     encode,
 )
-from p2pnode.training.exchange.peer_score import IGNORED_S
+from p2pnode.training.exchange.peer_score import IGNORED_S, UNANSWERED, UNREACHED_S
 from p2pnode.training.exchange.terms import ZERO_TERM
 from tests.harness.swarms.exchange_overlay import chunks
 from tests.harness.swarms.exchange_story import (
@@ -240,3 +240,36 @@ def test_who_answers_nothing_is_given_more_time_next_time_unless_it_is_suspected
         assert await value_waited() == 4.5
 
     simulate(scenario, nodes=3)
+
+
+def test_a_living_member_that_answers_no_request_is_gone_to_the_exchange_and_no_candidate() -> None:
+    """While another one answers. What it answers then brings it back; where all others fail they stay candidates."""
+
+    async def scenario(world: World) -> None:
+        asker, silent, other = world.running()[:3]
+        exchange = exchange_of(asker)
+
+        async def candidates() -> set[str]:
+            found = await exchange.directory.candidates(0)
+            return {one.name for one in world.running() if one.contact in found}
+
+        async def ask_all(times: int, *members: Member) -> None:
+            for _ in range(times):
+                for member in members:
+                    await exchange.rpc.try_ask(member.contact, "where_is", ASK, LocateOwnersAnswer, 1.0)
+                await asyncio.sleep(UNREACHED_S / (UNANSWERED - 1))
+
+        with striking(world.unanswered, to=silent):
+            await ask_all(UNANSWERED + 1, silent, other)
+            assert asker.overlay is not None
+            assert asker.overlay.is_alive(silent.contact.node_id)
+            assert exchange.view.is_gone(silent.contact.node_id)
+            assert not exchange.view.is_gone(other.contact.node_id)
+            assert await candidates() == {asker.name, other.name}
+            with striking(world.unanswered, to=other):
+                await ask_all(UNANSWERED + 1, other)
+                assert await candidates() == {asker.name, silent.name, other.name}
+        await ask_all(1, silent)
+        assert not exchange.view.is_gone(silent.contact.node_id)
+
+    simulate(scenario, nodes=3, shards=1, replicas=0)

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from p2pnode.overlay.peers import Activity, Contact
 from p2pnode.training.exchange.exchange import Exchange
-from p2pnode.training.exchange.ownership_messages import HandOver, Learn, TransferResult
+from p2pnode.training.exchange.messages import decode
+from p2pnode.training.exchange.ownership_messages import HandOver, Learn, ShardList, TransferResult
 from p2pnode.training.exchange.peer_score import NONSENSE
 from p2pnode.training.exchange.recovery.failover import REPLICA_GRACE_S
 from p2pnode.training.exchange.store.records import StoredState
 from p2pnode.training.exchange.terms import GENERATION, OwnerInfo, Term
 from p2pnode.training.shards.applied import Applied
+from tests.harness.environment.loop_turns import counted_turns
 from tests.harness.swarms.exchange_overlay import Overlay
 from tests.harness.swarms.exchange_story import (
     BOUND_S,
     ONES,
+    VALUES,
     ask,
     backup,
     bystander,
     events,
     exchange_of,
+    join,
     logged,
     owned,
     owner,
@@ -34,7 +42,7 @@ from tests.harness.swarms.exchange_story import (
     until,
     value,
 )
-from tests.harness.swarms.exchange_swarm import Links, Member, World
+from tests.harness.swarms.exchange_swarm import GENESIS, Links, Member, World
 
 
 def requests_seen(world: World) -> list[tuple[str, str, str]]:
@@ -139,6 +147,65 @@ def test_a_shard_moves_to_a_better_node_after_its_tenure_and_its_backup_to_the_s
         assert first.fields["count"] == 1
 
     simulate(scenario, nodes=4, shards=1, tenure_s=10.0)
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_learner_that_holds_the_published_value_is_sent_half(holds: bool) -> None:
+    """From two bytes a value it makes every bit; without that value it is sent the whole."""
+
+    async def scenario(world: World) -> None:
+        former, better = owner(world), bystander(world)
+        await exchange_of(former).push(1, 0, 1.0, np.random.default_rng(1).normal(size=64).astype(np.float32))
+        # Nobody has asked for the initial values for two minutes: this pull begins a publication.
+        if holds:
+            await exchange_of(better).pull(1)
+        sizes, carry = list[int](), world.carry
+
+        def noted(source: Any, to: Any, name: str, payload: bytes, buffers: list[bytes], answer: Any) -> None:
+            if name == "state":
+                sizes.append(max(map(len, buffers)))
+            carry(source, to, name, payload, buffers, answer)
+
+        world.carry = noted  # type: ignore[method-assign]
+        prefer(world, better, former)
+        await until(world, lambda: owner(world) is better, within_s=2 * BOUND_S, what="the shard has moved")
+        assert sizes[:1] == [128 if holds else 256]
+        await until(world, lambda: logged(world) and paired(world), within_s=BOUND_S, what="a pair")
+
+    simulate(scenario, nodes=4, shards=1, values=64, codec="int8", settle_s=150.0)
+
+
+def test_states_are_sent_in_batches_of_what_the_line_carries() -> None:
+    """Of a node with a slow line one state goes at a time, so that no delta waits behind all of them."""
+
+    async def scenario(world: World) -> None:
+        founder = world.members["n0"]
+        assert founder.overlay is not None
+        founder.overlay.line.upload = SimpleNamespace(bytes_per_s=1.0)  # type: ignore[assignment]
+        states: list[int] = []
+
+        def observe(sender: str, _receiver: str, name: str, payload: bytes) -> None:
+            if (sender, name) == ("n0", "state"):
+                states.append(len(decode(payload.removeprefix(GENESIS), ShardList).shards))
+
+        world.observers.append(observe)
+        await join(world, "n1")
+        await until(world, lambda: logged(world), within_s=6 * BOUND_S, what="a backup for each shard")
+        assert states == [1] * len(states)
+        assert len(states) >= 4
+
+    simulate(scenario, nodes=1, shards=4, settle_s=0.1)
+
+
+def test_others_run_while_the_candidates_of_all_shards_are_ranked() -> None:
+    """After a change of membership that takes a few tenths of a millisecond for each shard."""
+
+    async def scenario(world: World) -> None:
+        with counted_turns() as turns:
+            await exchange_of(owner(world)).rebalancer.tick()
+        assert turns.count >= 4
+
+    simulate(scenario, nodes=1, shards=40, values=40, settle_s=0.1)
 
 
 @pytest.mark.parametrize("name", ["learn", "state", "hand_over"])
@@ -432,6 +499,43 @@ def test_a_service_that_fails_is_reported_and_begins_again(monkeypatch: pytest.M
         assert before - after >= Counter(["rebalancer", "fences"])
 
     simulate(scenario, nodes=3)
+
+
+def test_a_node_that_exchanges_nothing_adds_its_deltas_to_its_own_vector() -> None:
+    """`exchange.enabled = false`: each once, and one that is not finite is left out. Its checkpoint has the vector of
+    one moment; that of a node that exchanges has each shard as it is when it is read."""
+
+    async def scenario(world: World, *, enabled: bool) -> None:
+        exchange = exchange_of(owner(world))
+        for step in (1, 2):
+            assert exchange.add_alone(np.full(VALUES, step / 4, np.float32))
+        assert not exchange.add_alone(np.full(VALUES, np.nan, np.float32))
+        reading = exchange.reading(lambda: None)
+        assert exchange.add_alone(ONES.copy())
+        read = np.concatenate([values.copy() for values in reading.slices()])
+        assert read.tolist() == [0.75 + enabled] * VALUES
+        assert exchange.replica.vector.tolist() == [1.75] * VALUES
+
+    for enabled in (True, False):
+        simulate(partial(scenario, enabled=enabled), nodes=1, settle_s=0.1, enabled=enabled)
+
+
+@pytest.mark.parametrize(("staleness", "limit"), [(None, None), (0, 10), (4, 16), (25, 100)])
+def test_a_delta_is_late_by_four_times_the_staleness(staleness: int | None, limit: int | None) -> None:
+    """At least ten steps; without a staleness none is."""
+
+    async def scenario(world: World) -> None:
+        world.staleness = staleness
+        exchange = exchange_of(await world.start("late", founder=True))
+        assert exchange.stale_limit == limit
+        exchange.begin_at(500)
+        exchange.view.invalidate()
+        base = 500 - (limit or 400)
+        assert (await exchange.push(501, base, 1.0, ONES.copy())).refused == {}
+        report = await exchange.push(502, base - 1, 1.0, ONES.copy())
+        assert report.refused == ({} if limit is None else {"late": 2})
+
+    simulate(scenario, nodes=0, settle_s=0.0)
 
 
 def test_an_absent_backup_and_a_slow_network_change_no_bit() -> None:

@@ -19,14 +19,10 @@ from p2pnode.overlay.peers import Activity, Contact, PeerChange
 from p2pnode.overlay.requests import Handler
 from p2pnode.overlay.transport import Body, ReceivedResponse, Response, TransportError
 from p2pnode.training.codec_choice import CodecChoice
-from p2pnode.training.exchange.client.outbox import Outbox
-from p2pnode.training.exchange.client.push import PushClient
-from p2pnode.training.exchange.delta import SentDeltas
-from p2pnode.training.exchange.directory import OwnerDirectory, RouteFinder
+from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import decode, encode
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.peer_score import PeerScore
-from p2pnode.training.exchange.recovery.resending import Resending
 from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
 from p2pnode.training.exchange.store.replica import Replica
@@ -39,7 +35,6 @@ from tests.harness.swarms.exchange_overlay import chunks, collected
 from tests.harness.swarms.exchange_swarm import StartEntropy
 
 GENESIS = b"g" * 16
-POLL_S = 0.01
 #: What a test answers to a request: a message, a message with a body, or an exception to raise.
 Answer = msgspec.Struct | tuple[msgspec.Struct, list[bytes]] | Exception
 
@@ -52,33 +47,24 @@ class ScriptedSwarm:
         self.address = me.address
         self.is_eligible = True
         self.peers: dict[bytes, Any] = {one.node_id: self._peer(one) for one in others}
-        #: The candidates of every shard, best first.
-        self.candidate_list: list[Contact] = [me, *others]
+        self._candidates: list[Contact] = [me, *others]
         self.suspects: list[bytes] = []
         self.gone: list[bytes] = []
-        #: Nodes that nobody can dial.
-        self.hidden: list[bytes] = []
         self.handlers: dict[str, Handler] = {}
         self.callbacks: list[Callable[[PeerChange], None]] = []
         #: Answers by name of the request: called with the receiver and the payload.
         self.answers: dict[str, Callable[[Contact, bytes], Answer]] = {
             "indirect": lambda to, _: TransportError("timeout", to.address, "no answer")
         }
-        #: Nodes whose own handlers answer instead.
-        self.linked: dict[bytes, ScriptedSwarm] = {}
         self.requests: list[tuple[str, Contact, bytes]] = []
         #: The last body of each request, by its name.
         self.bodies: dict[str, list[bytes]] = {}
-        self.timeouts_s: list[float] = []
         self.suspected: list[bytes] = []
         self.watched: list[bytes] = []
         self.worker_count = 1.0
-        #: How long each request takes, and for how much of it the transport says that the peer took it to respond.
+        #: How long each request takes.
         self.request_s = 0.0
-        self.waited_s: float | None = None
         self.line = MeasuredLine()
-        #: Capacity classes by node id.
-        self.capacities: dict[bytes, int] = {}
 
     @staticmethod
     def _peer(contact: Contact) -> Any:
@@ -130,19 +116,19 @@ class ScriptedSwarm:
         return counted(len(self.peers) + 1)
 
     def capacity(self, node_id: bytes) -> int:
-        return self.capacities.get(node_id, 0)
+        return 0
 
     def may_own(self, peer: Any) -> bool:
         return bool(peer.eligible)
 
     def takes_streams(self, node_id: bytes) -> bool:
-        return node_id not in self.hidden
+        return True
 
     async def candidates_of_all(self, keys: Sequence[bytes]) -> list[list[Contact]]:
         return [await self.candidates(key) for key in keys]
 
     async def candidates(self, key: bytes) -> list[Contact]:
-        return [one for one in self.candidate_list if one.node_id not in self.gone]
+        return [one for one in self._candidates if one.node_id not in self.gone]
 
     def register(self, name: str, handler: Handler, *, waits: bool = False) -> None:
         self.handlers[name] = handler
@@ -152,19 +138,14 @@ class ScriptedSwarm:
         self, to: Contact, name: str, payload: bytes, body: Body = (), *, timeout_s: float
     ) -> AsyncIterator[ReceivedResponse]:
         self.requests.append((name, to, payload.removeprefix(GENESIS)))
-        self.timeouts_s.append(timeout_s)
         buffers = self.bodies[name] = await collected(body)
-        if (other := self.linked.get(to.node_id)) is not None:
-            response = await other.handlers[name](Contact(self.node_id, self.address), payload, chunks(buffers))
-            yield ReceivedResponse(response.head, chunks(await collected(response.body)))
-            return
         answer = self.answers[name](to, payload.removeprefix(GENESIS))
         if isinstance(answer, Exception):
             raise answer
         if self.request_s:
             await asyncio.sleep(self.request_s)
         head, buffers = answer if isinstance(answer, tuple) else (answer, [])
-        yield ReceivedResponse(encode(head), chunks(buffers), waited_s=self.waited_s)
+        yield ReceivedResponse(encode(head), chunks(buffers))
 
     def sent(self, name: str, kind: Any) -> list[Any]:
         """The messages of all requests of this name."""
@@ -243,17 +224,6 @@ def directory_of(context: ExchangeContext) -> OwnerDirectory:
     )
 
 
-def route_finder_of(context: ExchangeContext) -> RouteFinder:
-    return RouteFinder(
-        swarm=context.swarm,
-        store=context.store,
-        view=context.view,
-        rpc=context.rpc,
-        rebalance=context.rebalance,
-        environment=context.environment,
-    )
-
-
 def deltas_of(context: ExchangeContext, **changes: Any) -> DeltaHandler:
     """The owner's side of a push; `changes` of its arguments."""
     given = {
@@ -273,66 +243,6 @@ def deltas_of(context: ExchangeContext, **changes: Any) -> DeltaHandler:
     return DeltaHandler(**{**given, **changes})
 
 
-def outbox_of(context: ExchangeContext, deltas: DeltaHandler) -> Outbox:
-    """An outbox with a record of its own."""
-    return Outbox(
-        sent=SentDeltas(),
-        swarm=context.swarm,
-        store=context.store,
-        view=context.view,
-        rpc=context.rpc,
-        directory=directory_of(context),
-        deltas=deltas,
-        counters=context.counters,
-        environment=context.environment,
-    )
-
-
-def pusher_of(context: ExchangeContext, deltas: DeltaHandler | None = None) -> PushClient:
-    """A push client with an outbox of its own."""
-    deltas = deltas or deltas_of(context)
-    outbox = outbox_of(context, deltas)
-    return PushClient(
-        node_id=context.swarm.node_id,
-        synchronous=context.synchronous,
-        settings=context.settings,
-        store=context.store,
-        view=context.view,
-        run=context.run,
-        codec=context.codec,
-        turns=context.rpc.turns,
-        outbox=outbox,
-        directory=outbox.directory,
-        deltas=deltas,
-        counters=context.counters,
-        environment=context.environment,
-    )
-
-
-def resending_of(context: ExchangeContext, sent: SentDeltas | None = None) -> Resending:
-    """What sends acknowledged deltas again."""
-    return Resending(
-        swarm=context.swarm,
-        sent=sent or SentDeltas(),
-        store=context.store,
-        view=context.view,
-        run=context.run,
-        rpc=context.rpc,
-        deltas=deltas_of(context),
-        counters=context.counters,
-        environment=context.environment,
-    )
-
-
 def records_of(owner: Any) -> list[Record]:
     """The events that were logged where a context, or an exchange, says."""
     return cast(ListLog, owner.environment.log).records
-
-
-async def until(condition: Callable[[], bool], *, limit_s: float = 10.0) -> None:
-    """Wait in virtual time for a condition."""
-    for _ in range(round(limit_s / POLL_S)):
-        if condition():
-            return
-        await asyncio.sleep(POLL_S)
-    raise TimeoutError(f"not within {limit_s} s")

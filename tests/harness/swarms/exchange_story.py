@@ -49,9 +49,8 @@ def simulate(
         world = World(seed, settings=settings, shards=shards, values=values, synchronous=synchronous)
         worlds.append(world)
         try:
-            await world.start("n0", founder=True)
-            for number in range(1, nodes):
-                await join(world, f"n{number}")
+            for number in range(nodes):
+                await (join(world, f"n{number}") if number else world.start("n0", founder=True))
             await asyncio.sleep(settle_s)
             await scenario(world)
         finally:

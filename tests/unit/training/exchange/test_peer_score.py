@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 import pytest
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Contact
-from p2pnode.overlay.transport import TransportError
-from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from p2pnode.training.exchange.peer_score import (
     APART_S,
     FIRST_LOOK_S,
@@ -24,10 +19,8 @@ from p2pnode.training.exchange.peer_score import (
     UNREACHED_S,
     PeerScore,
 )
-from tests.harness.builders.stores import IDS, contact, owner_of, store_of
+from tests.harness.builders.stores import IDS, contact
 from tests.harness.environment.simulated import ListLog, Record
-from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of, directory_of
 
 A, B, C, D = (IDS[name] for name in "abcd")
 
@@ -268,57 +261,3 @@ def test_the_last_reason_counts_and_the_first_moment() -> None:
     one.score.failed(Contact(B, Address("10.0.0.3", 1)), "cannot be reached")
     (found,) = one.score.unreached().values()
     assert (found.since_s, found.reason, found.address) == (1000.0, "cannot be reached", Address("10.0.0.3", 1))
-
-
-# -- what follows -----------------------------------------------------------------------------------------------------
-
-
-def test_requests_without_an_answer_make_a_living_member_gone_and_no_candidate() -> None:
-    """A member that the failure detector finds alive answers no request, another does: to the exchange it is gone. An
-    answer that it sends then brings it back."""
-
-    async def scenario() -> None:
-        store = store_of("a")
-        swarm = ScriptedSwarm(contact("a"), [contact("b"), contact("c")])
-        context = context_of(swarm, store)
-        directory, question = directory_of(context), LocateOwners([], [])
-        is_silent = True
-
-        def answer(to: Any, _payload: bytes) -> Any:
-            timeout = TransportError("timeout", Address("10.0.0.1", 1), "no answer")
-            return timeout if is_silent and to.node_id == B else LocateOwnersAnswer([])
-
-        async def ask(name: str) -> None:
-            await context.rpc.ask(contact(name), "where_is", question, LocateOwnersAnswer, 1.0)
-
-        swarm.answers["where_is"] = answer
-        for _ in range(UNANSWERED):
-            with pytest.raises(TransportError):
-                await ask("b")
-            await ask("c")
-            await asyncio.sleep(UNREACHED_S / (UNANSWERED - 1) + 0.1)
-        assert swarm.is_alive(B)
-        assert context.view.is_gone(B)
-        assert not context.view.is_gone(C)
-        assert [one.node_id for one in await directory.candidates(0)] == [A, C]
-        is_silent = False
-        await ask("b")
-        assert not context.view.is_gone(B)
-
-    VirtualLoop().run(scenario())
-
-
-def test_where_all_others_are_unreached_they_stay_candidates() -> None:
-    """One that has failed is better than no backup."""
-
-    async def scenario() -> None:
-        swarm = ScriptedSwarm(contact("a"), [contact("b"), contact("c")])
-        context = context_of(swarm, owner_of("a"))
-        directory = directory_of(context)
-        for name in ("b", "c"):
-            assert len(await directory.candidates(0)) == 3 - (name == "c")
-            context.view.score.failed(contact(name), "refused")
-            await asyncio.sleep(UNREACHED_S)
-        assert [one.node_id for one in await directory.candidates(0)] == [A, B, C]
-
-    VirtualLoop().run(scenario())

@@ -13,8 +13,9 @@ import pytest
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Contact
+from p2pnode.training.exchange.directory import shard_key
 from p2pnode.training.exchange.peer_score import IGNORED_S, NONSENSE, PeerScore
-from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.run_state import Phase, RunState
 from p2pnode.training.exchange.store.shard_states import ANY_STEPS
 from p2pnode.training.exchange.swarm_view import (
     COUNTED_FACTOR,
@@ -272,3 +273,27 @@ def test_the_members_that_are_remembered_are_bounded() -> None:
         for number in range(MAX_MEMBERS + 1):
             counts.note(number.to_bytes(20, "big"), 1.0, 9.0, COUNTED_FACTOR, now)
     assert len(counts.lasting()) <= MAX_MEMBERS
+
+
+def test_a_phase_includes_the_earlier_ones_and_is_never_left_backwards() -> None:
+    """A drained node is closed and leaving too; a late call for an earlier phase changes nothing. Nor is a barrier that
+    was passed undone by a pull for an older step."""
+    run = RunState(incarnation=1)
+    for phase, expected in (
+        (Phase.LEAVING, (True, False, False)),
+        (Phase.CLOSED, (True, True, False)),
+        (Phase.DRAINED, (True, True, True)),
+        (Phase.CLOSED, (True, True, True)),
+    ):
+        run.enter(phase)
+        assert (run.is_leaving, run.is_closed, run.is_drained) == expected
+    run.pass_barrier(5)
+    run.pass_barrier(3)
+    assert run.passed_step == 5
+
+
+def test_the_keys_of_shards_differ_by_swarm_and_shard() -> None:
+    """The candidates of one shard are not those of all shards, nor those of another swarm."""
+    keys = {shard_key(genesis, shard) for genesis in (b"g" * 16, b"h" * 16) for shard in range(8)}
+    assert {len(key) for key in keys} == {20}
+    assert len(keys) == 16
