@@ -13,8 +13,7 @@ from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.trainer.runner import TaskRunner
 from p2pnode.training.trainer_link.interface import StepOrder
-from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
-from p2pnode.training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.trainer_link.messages import DeltaSent, StepAnswer, ValuesArrived
 
 #: Values enter so much of a turn after the cut …
 LATE = 0.3

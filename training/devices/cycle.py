@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from p2pnode.training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.trainer_link.messages import StepAnswer
 
 
 class GivenAnswer(NamedTuple):

@@ -16,7 +16,7 @@ from p2pnode.training.trainer_link.interface import (
     TrainerFailed,
     TrainerLeft,
 )
-from p2pnode.training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.trainer_link.messages import StepAnswer
 
 
 class DeviceTrainer(Trainer, Protocol):

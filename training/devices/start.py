@@ -23,8 +23,8 @@ from p2pnode.training.supervisor.process_trainer import ProcessTrainer
 from p2pnode.training.supervisor.session import TrainerSession, checked_total
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import MergeOrder, Trainer, Vector
+from p2pnode.training.trainer_link.messages import StepAnswer, StepAnswered, StepWanted
 from p2pnode.training.trainer_link.shared_memory import HostVectors, SharedVectors, TrainerMemory
-from p2pnode.training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWanted
 
 #: Sockets and output of all trainers but the first, below the state directory.
 FURTHER = "devices"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from p2pnode.training.devices.cycle import CycleServer, GivenAnswer
 from p2pnode.training.devices.device import Device
 from p2pnode.training.trainer_link.interface import StepOrder, StepReport, TrainerFailed
-from p2pnode.training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.trainer_link.messages import StepAnswer
 
 
 class CycleRun:

@@ -32,6 +32,7 @@ from p2pnode.training.trainer.attached_swarm import AttachedSwarm
 from p2pnode.training.trainer.connection import (
     DaemonConnection,
     DaemonGone,
+    ScriptWarnings,
     StopAsked,
     SwarmLost,
     end_with_daemon,
@@ -42,7 +43,6 @@ from p2pnode.training.trainer.model.contract import ModelChanged
 from p2pnode.training.trainer.model.vector import bare_model
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.script_arguments import ScriptArguments, require_model
-from p2pnode.training.trainer.script_warnings import ScriptWarnings
 from p2pnode.training.trainer.turns import Turns
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import TrainerFailed

@@ -15,14 +15,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.data_messages import DataGranted, DataKnown
 from p2pnode.training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer_link.messages import StepAnswer, StepAnswered, StepWanted
 from p2pnode.training.trainer_link.record_messages import RecordsGranted
-from p2pnode.training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWanted
 
 #: Progress is sent at most this often.
 PROGRESS_INTERVAL_S = 0.2
@@ -238,6 +238,39 @@ class DaemonConnection:
                 descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
                 self._descriptors.extend(descriptors)
         return data
+
+
+class Warn(Protocol):
+    """Called with a constant event and a text. With `do`, what to do, it is a finding, which `/status` shows."""
+
+    def __call__(self, event: str, message: str, do: str = "", /) -> None: ...
+
+
+class ScriptWarnings:
+    """What a script's node is to be told, sent between two steps. Called with a constant event and a text it keeps a
+    warning for the log; with `do`, a finding."""
+
+    def __init__(self) -> None:
+        self._pending: list[messages.Warned] = []
+        self._found: dict[str, str] = {}
+
+    def __call__(self, event: str, message: str, do: str = "") -> None:
+        if do:
+            self.finding(event, message, do)
+        else:
+            self._pending.append(messages.Warned(event, message))
+
+    def finding(self, event: str, what: str, do: str) -> None:
+        """`/status` shows `what` and what to do, until this event is found with another text; an empty one ends it."""
+        if self._found.get(event, "") != what:
+            self._found[event] = what
+            self._pending.append(messages.Warned(event, what, do))
+
+    def flush(self, send: Callable[[messages.FromTrainer], None]) -> None:
+        """Send what is pending. Raises `DaemonGone`."""
+        pending, self._pending = self._pending, []
+        for warned in pending:
+            send(warned)
 
 
 def report_failure(connection: DaemonConnection, failure: TrainerFailed) -> None:

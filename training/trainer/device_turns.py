@@ -22,7 +22,7 @@ from torch import Tensor
 from p2pnode.training.trainer.connection import DaemonConnection
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder, Vector
-from p2pnode.training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.trainer_link.messages import StepAnswer
 
 
 class RecentLosses:

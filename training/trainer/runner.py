@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from p2pnode.training.tasks.task import Task, TrainSpec
-from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.connection import DaemonConnection, Warn
 from p2pnode.training.trainer.model.value_entry import News
-from p2pnode.training.trainer.optimizers.schedule import Warn
 from p2pnode.training.trainer.state import snapshot
 from p2pnode.training.trainer.task_loop import TaskLoop
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import Evaluation, ModelDescription, StepOrder, StepReport, Vector
-from p2pnode.training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.trainer_link.messages import StepAnswer
 
 
 def never() -> bool:

@@ -14,9 +14,9 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from p2pnode.training.trainer.connection import ScriptWarnings, Warn
 from p2pnode.training.trainer.model.weight_loads import OnLoad
-from p2pnode.training.trainer.optimizers.schedule import Schedule, Warn
-from p2pnode.training.trainer.script_warnings import ScriptWarnings
+from p2pnode.training.trainer.optimizers.schedule import Schedule
 from p2pnode.training.trainer.state.rank_states import optimizer_state
 from p2pnode.training.trainer.state.state_writer import tensor_bytes
 from p2pnode.training.trainer_link.interface import TrainerFailed

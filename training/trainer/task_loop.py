@@ -19,13 +19,12 @@ from torch.utils.data import default_collate
 from p2pnode.training.dispatch.recordio import decode_example
 from p2pnode.training.tasks.task import Task, TaskError, TrainSpec
 from p2pnode.training.trainer.attached_swarm import AttachedSwarm
-from p2pnode.training.trainer.connection import DaemonConnection
+from p2pnode.training.trainer.connection import DaemonConnection, ScriptWarnings
 from p2pnode.training.trainer.joining import join
 from p2pnode.training.trainer.loading import user_code_errors
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.records.record_draws import Decode
 from p2pnode.training.trainer.script_arguments import ScriptArguments, require_model
-from p2pnode.training.trainer.script_warnings import ScriptWarnings
 from p2pnode.training.trainer.state import snapshot
 from p2pnode.training.trainer.turns import Turns
 from p2pnode.training.trainer_link.interface import Evaluation, TrainerFailed

@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone, StopAsked, SwarmLost, report_failure
+from p2pnode.training.trainer.connection import (
+    DaemonConnection,
+    DaemonGone,
+    ScriptWarnings,
+    StopAsked,
+    SwarmLost,
+    report_failure,
+)
 from p2pnode.training.trainer.device_turns import DeviceTurns
 from p2pnode.training.trainer.model.contract import ModelChanged, ModelContract
 from p2pnode.training.trainer.model.model_description import ModelDescriber
@@ -24,17 +31,15 @@ from p2pnode.training.trainer.model.value_entry import News, ValueEntry
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer.model.weight_loads import WeightLoads
 from p2pnode.training.trainer.optimizers.step_count import MetricMeans, StepCount
-from p2pnode.training.trainer.rank_agreement import APART_HINT, RankAgreement, difference
-from p2pnode.training.trainer.ranks import Ranks, Turn
+from p2pnode.training.trainer.ranks import APART_HINT, RankAgreement, Ranks, Turn, difference
 from p2pnode.training.trainer.sampling.shared_data import SharedData
 from p2pnode.training.trainer.script_arguments import ScriptArguments
-from p2pnode.training.trainer.script_warnings import ScriptWarnings
 from p2pnode.training.trainer.state.rank_states import RankStates
 from p2pnode.training.trainer.state.script_state import ScriptState
 from p2pnode.training.trainer.state.snapshot import CannotWrite
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import Evaluation, StepReport, TrainerFailed, Vector
-from p2pnode.training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.trainer_link.messages import StepAnswer
 
 #: Rank 0 contacts waiting ranks this often, so that no collective times out during a long barrier.
 RANKS_WAIT_S = 30.0
@@ -344,7 +349,8 @@ class Turns:
         self._check_model()
         self._count.end_turn(may_skip=self.given.scaler is not None)
         self.given.end_turn(self.turn_steps, self.warn)
-        statement = self._agreement.statement(self.turn_steps, self.given)
+        rate = float(self.given.optimizers[0].param_groups[0]["lr"])
+        statement = self._agreement.statement(self.turn_steps, self.given.scaler, rate)
         loss, metrics, samples, statements = self.ranks.combine(self._means.means(), self._samples, statement)
         self.warn.finding("ranks_apart", difference(statements), APART_HINT)
         self.samples_seen += samples
@@ -355,7 +361,7 @@ class Turns:
             return
         if not math.isfinite(loss) and "loss" in self._means:
             self.warn("loss_not_finite", f"the mean loss of step {self.step_number} is {loss}")
-        metrics["learning_rate"] = float(self.given.optimizers[0].param_groups[0]["lr"])
+        metrics["learning_rate"] = rate
         seconds = time.perf_counter() - self._began_s
         recent = self.devices.recent_loss()
         report = StepReport(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator
+from enum import IntEnum
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,7 +30,6 @@ from p2pnode.training.trainer_link.interface import (
     TrainerHello,
 )
 from p2pnode.training.trainer_link.record_messages import RecordsFromTrainer, RecordsGranted, RecordSource
-from p2pnode.training.trainer_link.step_messages import StepAnswered, StepWanted
 
 #: Environment variables for the trainer: the path of the socket, and the daemon's process id.
 SOCKET_VARIABLE = "P2PNODE_TRAINER_SOCKET"
@@ -128,6 +128,31 @@ class ValuesArrived(msgspec.Struct, frozen=True, tag="values_arrived"):
     held: list[tuple[int, int]] = []
     returned: list[tuple[int, int]] = []
     lacking: list[tuple[int, int]] = []
+
+
+class StepAnswer(IntEnum):
+    """What a trainer does next. The numbers are those of LSGD's answers."""
+
+    LOCAL = 0
+    DISTRIBUTED = 1
+    STOP = 2
+
+
+class StepWanted(msgspec.Struct, frozen=True, tag="step_wanted"):
+    """One of several trainers of a node, which is ordered to (`StepOrder.asks`), asks before each optimiser step what
+    the next iteration of this turn is (`training.devices.cycle`), and waits for its answer; `number` counts the
+    requests of the turn from 1."""
+
+    turn: int
+    number: int
+
+
+class StepAnswered(msgspec.Struct, frozen=True, tag="step_answered"):
+    """The answer to the `StepWanted` of the same turn and number. With `DISTRIBUTED` the trainer reports the turn."""
+
+    turn: int
+    number: int
+    answer: StepAnswer
 
 
 class RunEnded(msgspec.Struct, frozen=True, tag="run_ended"):

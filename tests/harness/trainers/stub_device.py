@@ -16,7 +16,7 @@ from p2pnode.training.devices.host import HostParts, HostTrainer
 from p2pnode.training.devices.node_step import DeviceGroups
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
 from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder, StepReport, TrainerFailed, Vector
-from p2pnode.training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.trainer_link.messages import StepAnswer
 from tests.harness.environment.simulated import make_environment
 from tests.harness.trainers.stub_trainer import StubTrainer
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from p2pnode.training.trainer.connection import DaemonConnection
 from p2pnode.training.trainer_link.interface import StepOrder, StepReport
-from p2pnode.training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.trainer_link.messages import StepAnswer
 from tests.process.harness.torchless_trainer import TorchlessTrainer, serve_daemon
 
 SIZE = 58

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from p2pnode.training.errors import TrainingError
+from p2pnode.training.trainer.connection import Warn
 from p2pnode.training.trainer.model.vector import ModelVector, canonical_name, dtype_name, storage_key
-from p2pnode.training.trainer.optimizers.schedule import Warn
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
 _INCLUDE = "p2pnode.attach or SwarmCallback with include_frozen=True"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from p2pnode.training.model_file import DTYPES, VECTOR_DTYPES, TensorInfo, file_pieces, fixed_name
+from p2pnode.training.trainer.connection import Warn
 from p2pnode.training.trainer.model.vector import (
     ModelVector,
     bare_model,
@@ -23,7 +24,6 @@ from p2pnode.training.trainer.model.vector import (
     storage_key,
     tensors_digest,
 )
-from p2pnode.training.trainer.optimizers.schedule import Warn
 from p2pnode.training.trainer.state.snapshot import CannotWrite, write_whole
 from p2pnode.training.trainer_link.interface import ModelDescription, TensorSource
 

@@ -7,21 +7,16 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any, Protocol
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from p2pnode.training.trainer.connection import Warn
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
 #: Optimiser steps before the script's own calls are compared.
 MIN_STEPS = 4
-
-
-class Warn(Protocol):
-    """Called with a constant event and a text. With `do`, what to do, it is a finding, which `/status` shows."""
-
-    def __call__(self, event: str, message: str, do: str = "", /) -> None: ...
 
 
 class Schedule:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2pnode.training.trainer.script_warnings import ScriptWarnings
+from p2pnode.training.trainer.connection import ScriptWarnings
 
 #: After so many calls without a step the weights are compared, and again after twice as many.
 FIRST_LOOK = 8

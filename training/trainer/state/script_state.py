@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from p2pnode.training.trainer.connection import Warn
 from p2pnode.training.trainer.model.unshared_tensors import UnsharedTensors
 from p2pnode.training.trainer.model.weight_loads import WeightLoads
-from p2pnode.training.trainer.optimizers.schedule import Warn
 from p2pnode.training.trainer.sampling.shared_data import SharedData
 from p2pnode.training.trainer.script_arguments import ScriptArguments
 from p2pnode.training.trainer.state import snapshot

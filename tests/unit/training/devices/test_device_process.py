@@ -15,8 +15,8 @@ from p2pnode.training.settings import TrainingSettings
 from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer_link.messages import StepAnswer, StepAnswered, StepWanted
 from p2pnode.training.trainer_link.shared_memory import HostVectors
-from p2pnode.training.trainer_link.step_messages import StepAnswer, StepAnswered, StepWanted
 from tests.harness.environment.simulated import ListLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
 

@@ -10,7 +10,7 @@ import pytest
 from p2pnode.training.devices.host import HostTrainer
 from p2pnode.training.devices.node_step import DeviceGroups, backend_of
 from p2pnode.training.trainer_link.interface import StepOrder
-from p2pnode.training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.trainer_link.messages import StepAnswer
 from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import run
 from tests.harness.trainers.stub_device import SIZE, StubDevice, host_of

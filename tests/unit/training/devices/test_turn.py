@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from p2pnode.training.trainer_link.interface import StepOrder
-from p2pnode.training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.trainer_link.messages import StepAnswer
 from tests.harness.environment.virtual_loop import run
 from tests.harness.trainers.stub_device import StubDevice, host_of
 from tests.unit.training.devices.test_node_step import exchange

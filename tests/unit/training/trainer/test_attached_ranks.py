@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from p2pnode.training.trainer import turns
 from p2pnode.training.trainer.attached_swarm import AttachedSwarm
-from p2pnode.training.trainer.connection import DaemonConnection, SwarmLost
+from p2pnode.training.trainer.connection import DaemonConnection, ScriptWarnings, SwarmLost
 from p2pnode.training.trainer.joining import join
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.script_arguments import ScriptArguments
-from p2pnode.training.trainer.script_warnings import ScriptWarnings
 from p2pnode.training.trainer.turns import Turns
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import StepOrder, Vector

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from p2pnode.training.trainer import connection
-from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone, StopAsked
+from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone, ScriptWarnings, StopAsked
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.data_messages import Claim, DataGranted
 from p2pnode.training.trainer_link.interface import StepOrder
@@ -178,3 +178,23 @@ def test_a_node_that_ends_answers_no_question(daemon: Daemon, how: str) -> None:
 
     for _ in range(2):
         assert daemon.connection.answer(RecordsGranted, 1) is None
+
+
+def test_a_finding_is_sent_when_it_changes() -> None:
+    """Once while it is so, again with another text, and once more when it has gone; a warning each time."""
+    sent: list[messages.FromTrainer] = []
+    warnings = ScriptWarnings()
+    warnings.finding("differ", "", "")
+    for what in ("10 for 5", "10 for 5", "12 for 6", "", ""):
+        warnings.finding("differ", what, "call it once")
+    warnings("schedule_over", "it has ended")
+
+    warnings.flush(sent.append)
+    warnings.flush(sent.append)
+
+    assert sent == [
+        messages.Warned("differ", "10 for 5", "call it once"),
+        messages.Warned("differ", "12 for 6", "call it once"),
+        messages.Warned("differ", "", "call it once"),
+        messages.Warned("schedule_over", "it has ended"),
+    ]

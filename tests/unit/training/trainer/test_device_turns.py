@@ -13,7 +13,7 @@ from torch import nn
 from p2pnode.training.trainer.device_turns import DeviceTurns, LeaderPulls
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer_link.interface import StepOrder, Vector
-from p2pnode.training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.trainer_link.messages import StepAnswer
 
 
 def turns() -> tuple[DeviceTurns, nn.Linear]:

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
+from torch import nn
 
-from p2pnode.training.trainer.ranks import Ranks, Turn
+from p2pnode.training.trainer.ranks import RankAgreement, Ranks, difference
 from p2pnode.training.trainer_link.interface import TrainerFailed
-
-
-def test_a_single_process_leads_and_combines_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without torch.distributed nothing is exchanged; a turn without losses has a mean of NaN."""
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    ranks = Ranks.find()
-
-    ranks.lead(Turn(1, 10, 4.0, is_first=True))
-    ranks.lead(None)
-
-    assert (ranks.rank, ranks.count, ranks.is_first) == (0, 1, True)
-    assert ranks.combine({"loss": 2.0, "accuracy": 0.5}, 32, [7.0]) == (2.0, {"accuracy": 0.5}, 32, [[7.0]])
-    loss, metrics, samples, _ = ranks.combine({}, 8)
-    assert math.isnan(loss)
-    assert (metrics, samples) == ({}, 8)
-    assert ranks.gather("own") == ["own"]
-    ranks.require_equal("layout", {"mask": "bool [2] 1"})
 
 
 class Gathered(Ranks):
@@ -71,3 +56,55 @@ def test_torchrun_without_a_process_group_is_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(TrainerFailed, match="WORLD_SIZE") as failure:
         Ranks.find()
     assert "init_process_group" in failure.value.hint
+
+
+def scaler(scale: float) -> torch.amp.GradScaler:
+    return cast(torch.amp.GradScaler, SimpleNamespace(get_scale=lambda: scale))
+
+
+def stated(move: float, *, steps: int = 2, scale: float = 1.0, rate: float = 0.1) -> list[float]:
+    """Of a rank whose weights, in several layers, all move by so much in a turn."""
+    model = nn.Sequential(*(nn.Linear(9, 9) for _ in range(20)))
+    agreement = RankAgreement([parameter.detach().zero_() for parameter in model.parameters()])
+    agreement.begin()
+    for parameter in model.parameters():
+        parameter.data += move
+    return agreement.statement(steps, scaler(scale), rate)
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        (stated(0.01), ""),
+        (stated(0.01001), ""),  # other rounding on another device
+        (stated(0.02), "rank 1 trains its weights to other values than rank 0"),
+        (stated(0.0), "rank 1 trains its weights to other values than rank 0"),
+        (stated(float("nan")), "the weights of rank 1 and those of rank 0 are not finite in the same places"),
+        (stated(0.01, steps=3), "rank 1 has taken 3 optimiser steps in a turn, and rank 0 has taken 2"),
+        (stated(0.01, scale=32.0), "rank 1 has a scaler at 32, and rank 0 has a scaler at 1"),
+        (stated(0.01, rate=0.2), "rank 1 has a learning rate of 0.2, and rank 0 has a learning rate of 0.1"),
+    ],
+)
+def test_any_difference_that_is_no_rounding_is_named(other: list[float], found: str) -> None:
+    """Weights are compared by how far they have moved: small moves of large weights count as well."""
+    assert difference([stated(0.01), other]).startswith(found)
+    assert bool(difference([stated(0.01), other])) == bool(found)
+
+
+def test_a_model_of_one_value_and_one_that_has_not_moved_agree() -> None:
+    """Nothing is divided by zero, and few tensors are looked at more than once."""
+    agreement = RankAgreement([torch.ones(())])
+    agreement.begin()
+    still = agreement.statement(0, None, 0.0)
+
+    assert difference([still, still, still]) == ""
+    assert difference([[0.0, 0.0, 0.0, float("inf")]] * 2) == ""
+
+
+def test_a_rank_that_is_alone_says_nothing() -> None:
+    """It costs it nothing, either."""
+    agreement = RankAgreement([])
+    agreement.begin()
+
+    assert agreement.statement(2, scaler(1.0), 0.1) == []
+    assert difference([[]]) == ""

@@ -14,8 +14,7 @@ from p2pnode.training.tasks.task import TrainSpec
 from p2pnode.training.trainer.model.contract import ModelChanged
 from p2pnode.training.trainer.state.snapshot import seed_all
 from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed, Vector
-from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
-from p2pnode.training.trainer_link.step_messages import StepAnswer
+from p2pnode.training.trainer_link.messages import DeltaSent, StepAnswer, ValuesArrived
 from tests.harness.trainers import tasks
 from tests.harness.trainers.task_node import TaskNode as Node
 

@@ -14,11 +14,11 @@ from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, CosineAnneali
 from torch.utils.data import DataLoader, TensorDataset
 
 import p2pnode
+from p2pnode.training.trainer.connection import ScriptWarnings
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer.model.weight_loads import WeightLoads
 from p2pnode.training.trainer.optimizers.schedule import Schedule
 from p2pnode.training.trainer.script_arguments import ScriptArguments, bare_optimizer, bare_scheduler, require_model
-from p2pnode.training.trainer.script_warnings import ScriptWarnings
 from p2pnode.training.trainer_link.interface import TrainerFailed
 from p2pnode.training.trainer_link.messages import FromTrainer
 from tests.harness.swarms.script_swarm import train_together

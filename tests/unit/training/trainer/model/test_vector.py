@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -103,13 +100,6 @@ def test_frozen_parameters_are_covered_by_the_digest() -> None:
     assert [name for name in first.frozen if first.frozen[name] != other.frozen[name]] == ["0.weight"]
 
 
-def test_a_model_with_nothing_frozen_has_the_digest_of_nothing() -> None:
-    """The same on every node."""
-    vector = ModelVector(nn.Linear(2, 2))
-
-    assert (vector.frozen, vector.frozen_digest) == ({}, hashlib.sha256().hexdigest())
-
-
 class Buffered(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -142,24 +132,6 @@ def test_load_and_read_are_inverse() -> None:
     assert model.bias.tolist() == [0, 1, 2]
 
 
-def test_the_delta_is_what_training_changed() -> None:
-    """Every element's change, and nothing else."""
-    model = nn.Linear(3, 2)
-    with torch.no_grad():
-        model.bias.zero_()  # the change of any other value is rounded
-    vector = ModelVector(model)
-    base = np.zeros(vector.layout.total, np.float32)
-    vector.read(base)
-    delta = np.zeros_like(base)
-
-    vector.load(base)
-    with torch.no_grad():
-        model.bias.add_(2)
-    vector.cut(delta)
-
-    assert delta.tolist() == [2, 2, 0, 0, 0, 0, 0, 0]
-
-
 def test_the_base_of_a_rounded_model_is_its_own() -> None:
     """What a half-precision model took over is the base, whatever becomes of the vector it came from."""
     vector = ModelVector(nn.Linear(3, 2).to(torch.bfloat16))
@@ -171,22 +143,6 @@ def test_the_base_of_a_rounded_model_is_its_own() -> None:
     vector.cut(delta)
 
     assert not delta.any()
-
-
-def test_vectors_may_change_between_loads() -> None:
-    """A delta is relative to the vector loaded last and is written into the given array, for a float32 model too."""
-    model = nn.Linear(3, 2)
-    vector = ModelVector(model)
-    for base in (1.0, 4.0):
-        shared = np.full(vector.layout.total, base, np.float32)
-        delta = np.zeros_like(shared)
-        vector.load(shared)
-        with torch.no_grad():
-            model.weight += 2.0
-        vector.cut(delta)
-
-        assert sorted(delta.tolist()) == [0.0] * 2 + [2.0] * 6
-        assert (shared == base).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -250,21 +206,6 @@ def test_parameters_without_values_are_refused() -> None:
         ModelVector(nn.LazyLinear(2))
     with pytest.raises(TrainerFailed, match="only dense real numbers"):
         ModelVector(nn.Linear(2, 2, dtype=torch.complex64))
-
-
-def test_a_small_model_loads_and_subtracts_in_less_than_a_millisecond() -> None:
-    """The best of twenty tries, so that another program on the machine does not decide."""
-    vector = ModelVector(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)))
-    shared = np.zeros(vector.layout.total, np.float32)
-    delta = np.zeros_like(shared)
-
-    def once() -> float:
-        began = time.perf_counter()
-        vector.load(shared)
-        vector.cut(delta)
-        return time.perf_counter() - began
-
-    assert min(once() for _ in range(20)) < 0.001
 
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

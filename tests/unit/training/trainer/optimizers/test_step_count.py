@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from p2pnode.training.trainer.connection import ScriptWarnings
 from p2pnode.training.trainer.optimizers.step_count import FIRST_LOOK, MetricMeans, StepCount
-from p2pnode.training.trainer.script_warnings import ScriptWarnings
 from p2pnode.training.trainer_link.messages import FromTrainer
 
 

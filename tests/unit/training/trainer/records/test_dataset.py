@@ -98,14 +98,14 @@ def test_what_was_drawn_and_not_trained_comes_first_again(path: Path) -> None:
     loop = Loop(connection)
     seen = []
     for batch in DataLoader(loop.records, batch_size=6):
-        if len(seen) == 12:
+        if len(seen) == 18:
             break
         seen += batch.tolist()
         loop.records.count(len(batch))
 
     rest = [sample for batch in loop.run(DataLoader(loop.records, batch_size=6)) for sample in batch]
 
-    assert sorted(seen + rest) == list(range(40))
+    assert seen + rest == list(range(40))
     assert connection.trained == {0: 20, 1: 20}
 
 
@@ -120,7 +120,7 @@ def test_a_stop_ends_an_iteration_that_waits(path: Path) -> None:
 
 
 def test_a_record_that_cannot_be_decoded_fails_its_task_alone(path: Path) -> None:
-    """The other tasks are trained; the failed one is named with the reason."""
+    """The other tasks are trained; the failed one is named with the reason, and not drawn again."""
 
     def decode(record: bytes) -> int:
         if record == b"7":
@@ -136,18 +136,22 @@ def test_a_record_that_cannot_be_decoded_fails_its_task_alone(path: Path) -> Non
     (failed,) = connection.unreadable
     assert (failed.task, failed.missing) == (1, False)
     assert "ValueError: no seven" in failed.reason
+    loop.records._flush = lambda: bool(setattr(connection, "stopping", True))
+    assert loop.run(DataLoader(loop.records, batch_size=4)) == []
+    assert len(connection.unreadable) == 1
 
 
-def test_a_missing_file_is_said_to_be_missing(path: Path) -> None:
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_missing_file_is_said_to_be_missing_and_a_damaged_one_is_not(path: Path, missing: bool) -> None:
     """So that the master gives the task to another node."""
     tasks = tasks_of(path, 8)
-    path.unlink()
+    path.unlink() if missing else path.write_bytes(bytes(path.stat().st_size))
     connection = RecordConnection(tasks)
     loop = Loop(connection)
     loop.records._flush = lambda: bool(setattr(connection, "stopping", True))
 
     assert loop.run(DataLoader(loop.records, batch_size=4)) == []
-    assert [(one.task, one.missing) for one in connection.unreadable] == [(0, True)]
+    assert [(one.task, one.missing) for one in connection.unreadable] == [(0, missing)]
     assert "train.recordio" in connection.unreadable[0].reason
 
 

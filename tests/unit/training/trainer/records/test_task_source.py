@@ -16,8 +16,6 @@ from p2pnode.training.trainer_link.record_messages import (
     RecordsGranted,
     RecordsOpened,
     RecordSource,
-    RecordsTrained,
-    RecordsUnreadable,
     RecordsWanted,
     RecordTask,
     TaskTrained,
@@ -94,22 +92,6 @@ def test_a_wait_ends_with_the_node_or_the_order(how: str) -> None:
 
     assert tasks.next_task(wait=True) is None
     assert tasks.stopped == (how != "cancelled")
-
-
-def test_reports_and_failures_go_to_the_daemon() -> None:
-    """A turn that trained nothing of them is not reported; a reason is cut."""
-    connection = RecordConnection([])
-    tasks = dispatched(connection)
-    tasks.report(1, 5, [])
-    tasks.report(2, 6, [TaskTrained(4, 2, 3)])
-    tasks.give_up(TASK, "x" * 5000, missing=True)
-
-    assert connection.sent[1:] == [
-        RecordsTrained(2, 6, [TaskTrained(4, 2, 3)]),
-        RecordsUnreadable(4, 2, "x" * 4096, True),
-    ]
-    tasks.restore("anything")
-    assert tasks.state() is None
 
 
 def test_every_pass_has_every_chunk_in_an_order_of_its_own(path: Path) -> None:
@@ -192,15 +174,6 @@ def source(kind: Any, folder: Path, *patterns: str) -> RecordSource:
 
 def opened(of: RecordSource) -> Any:
     return open_tasks(of, 1, cast(DaemonConnection, RecordConnection([])))
-
-
-def test_tasks_come_from_the_master_or_from_the_files_of_this_machine(tmp_path: Path) -> None:
-    """The master's need no file here."""
-    write_records(tmp_path / "a.recordio", [b"x"] * 7, 3)
-
-    assert isinstance(opened(source("master", tmp_path)), DispatchedTasks)
-    assert isinstance(opened(source("local", tmp_path, "*.recordio")), LocalTasks)
-    assert len(open_files(source("shared", tmp_path, "*.recordio")).table) == 3
 
 
 def test_files_that_are_missing_or_damaged_are_a_failure_for_good(tmp_path: Path) -> None:

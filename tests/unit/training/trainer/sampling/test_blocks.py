@@ -93,6 +93,17 @@ def test_one_worker_has_trained_what_was_counted_in_the_order_of_drawing() -> No
     assert dealer.count(5) == 3
 
 
+def test_data_that_others_train_too_is_in_no_report() -> None:
+    """As where there are more nodes than partitions."""
+    copy = Granted(0, [Claim(0, 3, 0, counted=False)])
+    dealer = BlockDealer(SIZE, lambda *_: copy, lambda _: None)
+    dealer.begin((1, 1), 1)
+    drawn(dealer, (1, 1), 0, 0)
+
+    assert dealer.count(SIZE) == 0
+    assert dealer.report() == []
+
+
 def test_what_was_not_trained_is_drawn_again_in_the_next_pass() -> None:
     """From where its training stood; the daemon is told that there are claims left."""
     daemon = Daemon(0)

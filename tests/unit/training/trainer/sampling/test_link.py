@@ -12,14 +12,12 @@ from p2pnode.training.trainer.connection import DaemonGone
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.sampling.link import DataLink, Granted, packed_state, unpacked_state
 from p2pnode.training.trainer_link.data_messages import (
-    UNKNOWN,
     Claim,
     DataGranted,
     DataKnown,
     DataOpened,
     DataShape,
     DataState,
-    DataTrained,
     PartitionTrained,
 )
 
@@ -77,23 +75,6 @@ def test_every_rank_has_the_answer_of_the_first() -> None:
         assert first.ask(**WANTED) == granted
         assert second.ask(**WANTED) == granted
         assert first.stopped == second.stopped == (granted is None)
-
-
-def test_a_report_names_the_turn_and_the_blocks_that_are_known() -> None:
-    """A rank without a connection reports nothing; a daemon that has gone is the caller's to notice."""
-    connection, trained = Connection(), [PartitionTrained(0, 3, 10, True)]
-    link = link_of(connection, STREAM)
-    link.report(1, trained)
-    link.learn_partitions(UNKNOWN)
-    link.learn_partitions(12)
-    link.learn_partitions(UNKNOWN)
-    link.report(2, [])
-    link_of(None).report(1, trained)
-
-    assert connection.sent == [DataTrained(1, trained, UNKNOWN), DataTrained(2, [], 12)]
-    connection.is_gone = True
-    with pytest.raises(DaemonGone):
-        link.report(3, [])
 
 
 def test_the_state_has_what_is_known_and_what_was_reported_since() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
 from typing import Any
 
 import pytest
@@ -91,6 +94,14 @@ def test_a_worker_that_is_not_forked_gets_no_link() -> None:
     assert script.member.ledger.partitions == 3
 
 
+def test_more_samples_than_a_worker_drew_are_noticed() -> None:
+    """The stream ends within its last block."""
+    shard = shard_of(Script(), range(10))
+    assert list(shard._in_worker((5, 1), worker=0, workers=1)) == list(range(10))
+
+    assert shard.count(11) == 1
+
+
 def test_what_workers_fetched_and_was_not_trained_comes_again() -> None:
     """After a loop that breaks off, no sample is missing, and at most two batches of a worker come twice."""
     script = Script()
@@ -136,3 +147,21 @@ def test_workers_under_torchrun_are_refused() -> None:
 
     with pytest.raises(RuntimeError, match="num_workers=0"):
         list(DataLoader(shard, num_workers=1))
+
+
+def test_a_stranger_is_refused_and_the_next_worker_served() -> None:
+    """Another process does not know the key of the socket that workers ask."""
+    shard, refused = shard_of(Script(), range(10)), list[BaseException]()
+
+    def intrude() -> None:
+        try:
+            Client(shard._address, family="AF_UNIX", authkey=b"wrong")
+        except BaseException as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=intrude)
+    thread.start()
+    thread.join(60)
+
+    assert isinstance(refused[0], AuthenticationError)
+    assert list(shard._in_worker((5, 1), worker=0, workers=1)) == list(range(10))
