@@ -20,7 +20,7 @@ from p2pnode.config.state_folders import local_folders
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.keys import api_token
 from p2pnode.overlay.addresses import is_loopback, split_address
-from p2pnode.status.limits import CHANGE_HEADER, SCHEMA_HEADER
+from p2pnode.status import CHANGE_HEADER, SCHEMA_HEADER
 
 #: Name of the file in the state directory; the daemon writes it when its API listens and removes it on exit.
 STATUS_FILE = "status.json"

@@ -13,7 +13,7 @@ from p2pnode.client import NodeClient, RunningNode
 from p2pnode.config.rules import check_start, warnings_for
 from p2pnode.config.settings import Config
 from p2pnode.directory_lock import is_locked
-from p2pnode.doctor import gather, machine
+from p2pnode.doctor import machine
 from p2pnode.doctor.machine import DoctorCheck, error, info, ok, warning
 from p2pnode.doctor.visit import visit
 from p2pnode.errors import UserError
@@ -49,7 +49,7 @@ async def examine(asked: Examination) -> AsyncIterator[DoctorCheck]:
             "it starts, or hangs: look again in a moment, then end it with `p2pnode leave --now`",
         )
         return
-    ports = gather.port_checks(asked.config)
+    ports = machine.port_checks(asked.config)
     for check in ports:
         yield check
     if not asked.network or any(check.level == "error" for check in ports):
@@ -60,26 +60,26 @@ async def examine(asked: Examination) -> AsyncIterator[DoctorCheck]:
 
 async def _machine(asked: Examination) -> AsyncIterator[DoctorCheck]:
     yield machine.version_check(__version__, platform.python_version(), kernels.name())
-    yield machine.files_check(gather.file_limit())
-    yield machine.delay_check(gather.longest_delay_s())
-    yield machine.clock_check(gather.clock_is_set())
-    found = await asyncio.to_thread(gather.torch_facts)
-    for check in machine.torch_check(found, asked.config.training.device, gather.has_nvidia()):
+    yield machine.files_check(machine.file_limit())
+    yield machine.delay_check(machine.longest_delay_s())
+    yield machine.clock_check(machine.clock_is_set())
+    found = await asyncio.to_thread(machine.torch_facts)
+    for check in machine.torch_check(found, asked.config.training.device, machine.has_nvidia()):
         yield check
 
 
 def _place(asked: Examination) -> list[DoctorCheck]:
     config, folder = asked.config, asked.config.state_folder
     runs = "" if asked.node is None else f"its node is process {asked.node.pid}, HTTP API at {asked.node.address}"
-    found = [machine.folder_check(str(folder), folder.exists(), gather.is_writable(folder), runs)]
+    found = [machine.folder_check(str(folder), folder.exists(), machine.is_writable(folder), runs)]
     try:
-        found.append(machine.disk_check(str(folder), gather.free_bytes(folder), gather.checkpoint_bytes(folder)))
+        found.append(machine.disk_check(str(folder), machine.free_bytes(folder), machine.checkpoint_bytes(folder)))
     except OSError as failure:
         found.append(error("disk", f"{folder}: {failure.strerror or failure}", "name another folder with --state-dir"))
-    found += [machine.secret_check(file) for file in gather.secret_files(config)]
+    found += [machine.secret_check(file) for file in machine.secret_files(config)]
     found += [error("settings", problem.what, problem.do) for problem in check_start(config)]
     found += [warning("settings", problem.what, problem.do) for problem in warnings_for(config)]
-    alone = gather.loopback_check(config)
+    alone = machine.loopback_check(config)
     return found if alone is None else [*found, alone]
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2pnode.overlay.addresses import is_literal, is_loopback
-from p2pnode.status.limits import CHANGE_HEADER
+from p2pnode.status import CHANGE_HEADER
 
 #: Bodies are not used, but a client may send one of this size.
 MAX_BODY_BYTES = 4096

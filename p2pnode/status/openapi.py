@@ -13,7 +13,7 @@ import msgspec
 
 from p2pnode import __version__
 from p2pnode.overlay.report import OverlayReport
-from p2pnode.status.limits import CHANGE_HEADER, MAX_LIMIT
+from p2pnode.status import CHANGE_HEADER, MAX_LIMIT
 from p2pnode.status.prometheus import CONTENT_TYPE
 from p2pnode.status.schema import (
     Accepted,

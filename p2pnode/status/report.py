@@ -14,11 +14,10 @@ from typing import NamedTuple
 from p2pnode import __version__
 from p2pnode.lifecycle.node import Node
 from p2pnode.overlay.environment import Clock
+from p2pnode.status import SCHEMA
 from p2pnode.status.events import EventRing
 from p2pnode.status.health import findings, last_loss, waits_for
-from p2pnode.status.limits import SCHEMA
 from p2pnode.status.metrics import families
-from p2pnode.status.peers import LostPeers, peer_list
 from p2pnode.status.prometheus import Family
 from p2pnode.status.schema import (
     BarrierStatus,
@@ -41,6 +40,7 @@ from p2pnode.status.schema import (
     WaitingStatus,
 )
 from p2pnode.status.sections import (
+    LostPeers,
     awaits_script,
     coordination_status,
     device_status,
@@ -48,6 +48,7 @@ from p2pnode.status.sections import (
     line_status,
     memory_status,
     ongoing,
+    peer_list,
     quarantined,
     server_status,
     values_status,

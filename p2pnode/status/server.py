@@ -22,8 +22,8 @@ from p2pnode.config.settings import StatusSettings
 from p2pnode.errors import ExitCode, P2PNodeError, UserError
 from p2pnode.overlay.addresses import Address, is_loopback
 from p2pnode.overlay.environment import Clock
+from p2pnode.status import CHANGE_HEADER, MAX_LIMIT, SCHEMA, SCHEMA_HEADER
 from p2pnode.status.guard import MAX_BODY_BYTES, Guard, Refusal, RequestFacts
-from p2pnode.status.limits import CHANGE_HEADER, MAX_LIMIT, SCHEMA, SCHEMA_HEADER
 from p2pnode.status.live import LiveFeed
 from p2pnode.status.pages import HEADERS as FILE_HEADERS
 from p2pnode.status.pages import File, read_files

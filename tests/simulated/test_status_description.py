@@ -20,7 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from p2pnode.status.events import EventRing
-from p2pnode.status.history import History
+from p2pnode.status.live import History
 from p2pnode.status.openapi import SCHEMAS, description
 from p2pnode.status.prometheus import render
 from p2pnode.status.report import LoopDelay, StatusReport

@@ -24,8 +24,8 @@ from p2pnode.config.settings import Config
 from p2pnode.keys import api_token
 from p2pnode.overlay.report import OverlayReport, ReachabilityReport, SamplingReport
 from p2pnode.overlay.system import FolderDisk, SystemClock
+from p2pnode.status import SCHEMA
 from p2pnode.status.events import EventRing
-from p2pnode.status.limits import SCHEMA
 from p2pnode.status.prometheus import Family, gauge
 from p2pnode.status.schema import (
     BarrierStatus,

@@ -19,7 +19,7 @@ from p2pnode.client import STATUS_FILE, status_file
 from p2pnode.commands.doctor import finding_lines
 from p2pnode.config.settings import Config
 from p2pnode.directory_lock import locked
-from p2pnode.doctor import gather, machine
+from p2pnode.doctor import machine
 from p2pnode.doctor.examine import node_checks
 from p2pnode.doctor.machine import DoctorCheck, SecretFile
 from p2pnode.errors import ExitCode
@@ -48,7 +48,7 @@ class Doctor:
 @pytest.fixture
 def doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Doctor:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gather, "torch_facts", lambda: {"missing": True})
+    monkeypatch.setattr(machine, "torch_facts", lambda: {"missing": True})
     return Doctor(tmp_path / "state", capsys)
 
 
@@ -100,7 +100,7 @@ def test_a_disk_that_cannot_be_asked_is_an_error_of_its_folder(doctor: Doctor, m
     def denied(_: Path) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(gather, "free_bytes", denied)
+    monkeypatch.setattr(machine, "free_bytes", denied)
     assert doctor("--offline")[0] == ExitCode.CANNOT_WORK
 
 
@@ -176,12 +176,12 @@ def test_torch_and_its_devices(found: dict[str, Any], device: str, has_nvidia: b
 
 def test_a_folder_that_is_not_there_has_the_space_of_its_disk(tmp_path: Path) -> None:
     """And its checkpoint is the newest one's."""
-    assert gather.free_bytes(tmp_path / "a" / "b") == pytest.approx(gather.free_bytes(tmp_path), rel=0.1)
+    assert machine.free_bytes(tmp_path / "a" / "b") == pytest.approx(machine.free_bytes(tmp_path), rel=0.1)
     for step, size in (("000001", 9), ("000002", 5)):
         (tmp_path / "checkpoints" / step).mkdir(parents=True)
         (tmp_path / "checkpoints" / step / "vector").write_bytes(bytes(size))
-    assert gather.checkpoint_bytes(tmp_path) == 5
-    assert gather.checkpoint_bytes(tmp_path / "none") == 0
+    assert machine.checkpoint_bytes(tmp_path) == 5
+    assert machine.checkpoint_bytes(tmp_path / "none") == 0
 
 
 def test_the_modes_of_secrets_are_read(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_modes_of_secrets_are_read(tmp_path: Path) -> None:
     key.chmod(0o640)
     config = Config(node=NodeSettings(state_dir=str(tmp_path / "state")))
     config = Config(node=config.node, swarm=type(config.swarm)(key_file=str(key)))
-    found = {file.what: file.mode for file in gather.secret_files(config)}
+    found = {file.what: file.mode for file in machine.secret_files(config)}
     assert found == {"identity": None, "token of the API": None, "swarm key": 0o640}
 
 
@@ -202,16 +202,16 @@ def test_a_torch_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
         ("print('no json')", None),
         ("print('{\"missing\": true}')", {"missing": True}),
     ):
-        monkeypatch.setattr(gather, "_TORCH", program)
-        found = gather.torch_facts()
+        monkeypatch.setattr(machine, "_TORCH", program)
+        found = machine.torch_facts()
         assert found == expected if expected else "error" in found
 
 
 def test_the_kernel_says_whether_the_clock_is_set() -> None:
     """True or false on Linux, without any right; elsewhere it does not say."""
-    assert gather.clock_is_set() in ((True, False) if sys.platform == "linux" else (True, False, None))
-    assert gather.longest_delay_s() >= 0
-    assert gather.file_limit() > 0
+    assert machine.clock_is_set() in ((True, False) if sys.platform == "linux" else (True, False, None))
+    assert machine.longest_delay_s() >= 0
+    assert machine.file_limit() > 0
 
 
 PIPE = Style()

@@ -1,8 +1,10 @@
-"""Batches and metrics of any shape."""
+"""Batches and metrics of any shape; and, without the library of a callback, what its import says."""
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 from collections import UserDict
 from typing import Any
 
@@ -51,3 +53,17 @@ def test_metrics_are_the_scalars_with_a_prefix() -> None:
     }
 
     assert numbers(metrics, ("eval_",)) == {"loss": 0.5, "accuracy": 0.75, "n": 3.0}
+
+
+@pytest.mark.parametrize("package", ["transformers", "lightning"])
+def test_a_missing_package_names_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ImportError with the command, and the library's own error behind it."""
+    module = f"p2pnode.integrations.{package}"
+    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]  # as if it were not installed
+    monkeypatch.delitem(sys.modules, module, raising=False)
+
+    with pytest.raises(ImportError, match=rf'pip install "p2pnode\[{package}\]"') as failure:
+        importlib.import_module(module)
+    assert isinstance(failure.value.__cause__, ImportError)
