@@ -1,8 +1,8 @@
 """Assigns tests to the workers of `make test`: tests with several daemons share one worker, the others run on any.
 
-Tests with several daemons measure seconds; two of them at once would measure each other. Tests whose processes are
-forks share a worker because they share the server that forks. Groups begin first. `tests.harness.runner.forked_workers`
-makes the workers.
+Tests with several daemons measure seconds; two of them at once would measure each other. They begin first, then the
+other tests with processes, which wait the longest. `tests.harness.runner.forked_workers` makes the workers; they share
+the servers that fork (`tests.process.harness.forked_python`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,6 @@ COMPILES = frozenset({"test_simulate"})
 #: They parse all modules, once per process.
 PARSE = frozenset({"test_import_rules"})
 
-#: The longest groups first.
-FIRST = ("swarms", "forks", "trainers", "simulation", "sources")
-
 SIMULATED_TESTS = Path(__file__).parent / "simulated"
 PROCESS_TESTS = Path(__file__).parent / "process"
 SWARMS = frozenset(
@@ -52,38 +49,11 @@ SWARMS = frozenset(
         "test_wan_world",
     }
 )
-#: Those with `tests.process.harness.forked_python`, and with daemons whose seconds nobody measures.
-FORKS = frozenset(
-    {
-        "test_advise_process",
-        "test_background_process",
-        "test_bad_input",
-        "test_broken_scripts",
-        "test_demo",
-        "test_dispatch_process",
-        "test_documented_programs",
-        "test_duplicate_identity_process",
-        "test_examples",
-        "test_fixed_tensors_process",
-        "test_full_disk",
-        "test_local_nodes",
-        "test_run_command",
-        "test_sealed_process",
-        "test_state_directory_process",
-        "test_unread_output",
-    }
-)
-#: Those that fork trainers alone: together with the daemons they would take longer than everything else.
-TRAINERS = frozenset(
-    {
-        "test_devices_process",
-        "test_forked_python",
-        "test_lazy_dynamo",
-        "test_shared_data_process",
-        "test_attached_swarm",
-        "test_process_trainer",
-    }
-)
+#: Their tests share what takes long to make.
+SHARE = frozenset({"test_documented_programs", "test_rank_states_process", "test_status_schemathesis"})
+
+#: The longest groups first, and what mostly waits before what computes.
+FIRST = ("swarms", *sorted(SHARE), "process", "simulation", "sources")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -97,10 +67,23 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         if "torch" in sys.modules:
             # As trainers have it: the first optimizer of a worker would import 800 modules.
             importlib.import_module("p2pnode.training.trainer.lazy_dynamo").import_later()
+        share_fork_servers(session.config)
         gc.freeze()
         gc.enable()
         if compiler:
             os.waitpid(compiler, 0)
+
+
+def share_fork_servers(config: pytest.Config) -> None:
+    """Start, where a test that was collected uses them, the servers that fork: the workers share them.
+
+    Each worker has its own where processor time is counted by test, because that of a server is the test's.
+    """
+    forks = sys.modules.get("tests.process.harness.forked_python")
+    counted = config.pluginmanager.has_plugin("tests.harness.runner.processor_time")
+    if forks is not None and config.option.workers and not config.option.collectonly and not counted:
+        forks.with_torch()
+        forks.with_daemon()
 
 
 def compile_the_other_half(config: pytest.Config) -> int:
@@ -128,6 +111,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         group = group_of(item.path)
         if group is not None:
             item.add_marker(pytest.mark.worker_group(group))
+        elif item.path.is_relative_to(PROCESS_TESTS):
+            group = "process"
         if group in first:
             first[group].append(item)
     # The longest first, so that none is still running when the other workers have nothing left to do.
@@ -150,12 +135,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def group_of(path: Path) -> str | None:
     """The group whose tests share a worker; None where any will do."""
     name = path.stem
-    if name in TRAINERS:
-        return "trainers"
     if path.parent == PROCESS_TESTS:
-        if name == "test_status_schemathesis":  # a second of imports
-            return name
-        return "swarms" if name in SWARMS else "forks" if name in FORKS else None
+        return name if name in SHARE else "swarms" if name in SWARMS else None
     if path.is_relative_to(SIMULATION_TESTS) or name in COMPILES:
         return "simulation"
     if name in PARSE:

@@ -22,9 +22,6 @@ from tests.process.harness.swarm_world import START_S, ProcessNode, kill_all, un
 
 Start = Callable[..., ProcessNode]
 
-#: Several daemons, one test at a time.
-pytestmark = pytest.mark.worker_group("daemons")
-
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:

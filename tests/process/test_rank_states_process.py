@@ -18,6 +18,7 @@ from p2pnode.training.trainer.state import snapshot
 from p2pnode.training.trainer.state.rank_states import rank_file
 from p2pnode.training.trainer_link.interface import Restored, StepOrder, TrainerFailed, TrainerHello, Vector
 from tests.harness.runner.long_run import more
+from tests.process.harness.forked_python import with_distributed
 from tests.process.harness.swarm_world import START_S, ProcessNode, kill_all, until
 from tests.process.harness.trainer_world import World, add
 from tests.process.harness.trainer_world import until as until_true
@@ -111,10 +112,9 @@ result = {
 dist.destroy_process_group() if world > 1 else None
 """
 
-#: Forks instead of starting, because it has imported torch already, and its compiler, which distributed training uses.
+#: Forks instead of starting, as its own process is a fork that has imported what the ranks need.
 LAUNCHER = """
 import os, runpy, sys
-import torch._dynamo
 del sys.argv[0]
 program, folder, _, count, _ = sys.argv
 os.environ["STORE"] = f"{folder}/store.{os.getpid()}"
@@ -142,7 +142,7 @@ class Node:
         (folder / "ranks.py").write_text(RANKS)
         (folder / "launcher.py").write_text(LAUNCHER)
         self.saved = folder / "saved"
-        self.world = World(folder / "state")
+        self.world = World(folder / "state", server=with_distributed)
 
     def trainer(self, ranks: int = 2) -> ProcessTrainer:
         launcher, program = str(self.folder / "launcher.py"), str(self.folder / "ranks.py")

@@ -27,7 +27,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -107,6 +107,12 @@ class ForkServer:
 def with_torch() -> ForkServer:
     """The server for trainers."""
     return ForkServer("torch", "numpy", "msgspec", "asyncio", *TRAINER)
+
+
+@functools.cache
+def with_distributed() -> ForkServer:
+    """The server for trainers of several ranks: DistributedDataParallel imports torch's compiler."""
+    return ForkServer("torch", "torch._dynamo", "numpy", "msgspec", "asyncio", *TRAINER)
 
 
 @functools.cache
@@ -261,12 +267,12 @@ class ForkedProcess:
 
 
 @contextlib.contextmanager
-def trainers_are_forks(path: str = "") -> Iterator[None]:
-    """Commands of this Python that asyncio starts are forks of the server at `path`, or of this process's own."""
+def trainers_are_forks(path: str = "", server: Callable[[], ForkServer] = with_torch) -> Iterator[None]:
+    """Commands of this Python that asyncio starts are forks of the server at `path`, or of this process's `server`."""
     if not sys.platform.startswith("linux"):
         yield
         return
-    path = path or with_torch().path
+    path = path or server().path
 
     async def create(program: str, *arguments: str, **options: Any) -> Any:
         if program != sys.executable or arguments[0] == "-c":

@@ -15,7 +15,7 @@ from p2pnode.overlay.system import SystemClock
 from p2pnode.training.settings import TrainingSettings
 from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.supervisor.process_trainer import ProcessTrainer
-from tests.process.harness.forked_python import trainers_are_forks
+from tests.process.harness.forked_python import ForkServer, trainers_are_forks, with_torch
 
 
 class QuietLog:
@@ -41,12 +41,15 @@ class QuietLog:
 
 
 class World:
-    """Creates trainers, and ends all of them after a test. Their processes are forks of one that has imported torch
-    (`tests.process.harness.forked_python`), unless `starts_python`."""
+    """Creates trainers, and ends all of them after a test. Their processes are forks of `server`, by default one that
+    has imported torch (`tests.process.harness.forked_python`), unless `starts_python`."""
 
-    def __init__(self, state_dir: Path, *, starts_python: bool = False) -> None:
+    def __init__(
+        self, state_dir: Path, *, starts_python: bool = False, server: Callable[[], ForkServer] = with_torch
+    ) -> None:
         self.state_dir = state_dir
         self.starts_python = starts_python
+        self.server = server
         self.log = QuietLog()
         self.states: list[str] = []
         self.trainers: list[ProcessTrainer] = []
@@ -79,7 +82,7 @@ class World:
 
     def run(self, scenario: Callable[[World], Any], *, uvloop: bool = False) -> Any:
         async def with_end() -> Any:
-            with contextlib.nullcontext() if self.starts_python else trainers_are_forks():
+            with contextlib.nullcontext() if self.starts_python else trainers_are_forks(server=self.server):
                 try:
                     return await scenario(self)
                 finally:
