@@ -15,7 +15,7 @@ from p2pnode import background
 from p2pnode.cli import app, main
 from p2pnode.client import RunningNode
 from p2pnode.demo.plan import DemoPlan, DemoResult, summary
-from p2pnode.doctor import gather
+from p2pnode.doctor import machine
 from tests.harness.project.repository import ROOT
 
 PAGE = (ROOT / "docs" / "terminal.md").read_text(encoding="utf-8")
@@ -73,7 +73,7 @@ def test_a_command_prints_the_keys_of_its_row(
     """One object with its schema, and exactly these keys."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(gather, "torch_facts", lambda: {"missing": True})
+    monkeypatch.setattr(machine, "torch_facts", lambda: {"missing": True})
     (tmp_path / "lines.txt").write_text("one\ntwo\n")
     if arguments[0] in ("key", "forget"):
         (tmp_path / "state").mkdir()
