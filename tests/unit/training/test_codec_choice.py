@@ -211,7 +211,7 @@ def test_a_push_that_takes_more_than_its_time_makes_the_codec_lossier_whatever_w
     choice = CodecChoice(AUTO)
     settled(choice, facts(mbit=1000))
     assert choice.codec == "bfloat16"
-    for expected in ("int8", "int4", "sparse"):
+    for expected in CHOICES[1:]:
         assert settled(choice, facts(mbit=1000, push_s=math.inf), CONFIRMATIONS) == expected
 
     assert settled(choice, facts(mbit=1000, push_s=3.5), TRY_AGAIN_STEPS - 1) == "sparse"
