@@ -21,9 +21,9 @@ import simpy
 from benchmarks.record import NotMeasured, Outcome, Series
 from p2pnode.training.barriers.predicates import make_barrier
 from p2pnode.training.settings import BarrierSettings
-from p2pnode.training.simulation.model.plan import Plan
-from p2pnode.training.simulation.model.step_times import StepTimes
+from p2pnode.training.simulation.plan import Plan
 from p2pnode.training.simulation.run import simulate
+from p2pnode.training.simulation.step_times import StepTimes
 
 REPETITIONS = 5
 #: The swarm for SimPy: large enough for its queue to matter, small enough for the run to end.

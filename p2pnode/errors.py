@@ -43,7 +43,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.STATE_DIRECTORY: "the state directory, or a file to be written, is unusable",
     ExitCode.TRAINER: "the trainer cannot start or failed before its first step, or too often in a row after it",
     ExitCode.NOT_REACHABLE: "no node answered at the address asked",
-    ExitCode.DEMO_FAILED: "the demo did not reach its goal, or a reproduced figure is not within its tolerance",
+    ExitCode.DEMO_FAILED: "the demo did not reach its goal",
     ExitCode.IDENTITY_IN_USE: "another process runs with this node's identity: its state directory was copied",
     ExitCode.CUT_SHORT: "the training script had not ended by itself in its time (finish_s, stop_s) and was killed",
     ExitCode.DATA: "a file of records, or one to be made into records, is missing, damaged or of another format",

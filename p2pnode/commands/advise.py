@@ -41,7 +41,7 @@ def advise(
     """
     from p2pnode.client import NodeClient
     from p2pnode.training.simulation import advice
-    from p2pnode.training.simulation.model.step_times import BadModel
+    from p2pnode.training.simulation.step_times import BadModel
 
     host_and_port = address.removeprefix("http://").split("/")[0]
     try:
@@ -84,7 +84,7 @@ def _workers(status: dict[str, Any]) -> float:
 def _measured(status: dict[str, Any], steps: list[Any], peers: list[dict[str, Any]], source: str) -> Measured:
     """The measurements that the simulations use. Raises `BadModel` if there is no step."""
     from p2pnode.training.simulation.advice import Measured
-    from p2pnode.training.simulation.model.step_times import seconds_of
+    from p2pnode.training.simulation.step_times import seconds_of
 
     trace_s = seconds_of(steps, f"{source}/steps")
     own_median_s = float(status["training"]["step_seconds"] or 0.0)

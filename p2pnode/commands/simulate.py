@@ -1,15 +1,12 @@
-"""`p2pnode simulate`: simulates a swarm on a virtual clock; `reproduce` repeats published figures.
+"""`p2pnode simulate`: simulates a swarm on a virtual clock.
 
 Imports stay light: NumPy, numba and matplotlib are imported when a command needs them.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -21,8 +18,7 @@ from p2pnode.commands.output import print_json, print_line
 from p2pnode.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from p2pnode.training.simulation.figures.tables import Row
-    from p2pnode.training.simulation.model.plan import Plan
+    from p2pnode.training.simulation.plan import Plan
 
 #: Points in time of a run that `--plot` shows.
 MOMENTS = 100
@@ -81,8 +77,8 @@ def simulate(
     if context.invoked_subcommand is not None:
         return 0
     from p2pnode.training.barriers.predicates import BarrierNotFound
-    from p2pnode.training.simulation.model.step_times import BadModel
     from p2pnode.training.simulation.run import NotCompiled
+    from p2pnode.training.simulation.step_times import BadModel
 
     if plot is not None:
         _need_matplotlib()
@@ -93,11 +89,11 @@ def simulate(
         outcomes = [(name, _run(plan, engine, moments, name)) for name, plan in plans]
     except (BadModel, BarrierNotFound, NotCompiled, ValueError) as error:
         raise UserError(str(error), "p2pnode simulate --help shows what each option takes", ExitCode.USAGE) from error
-    from p2pnode.training.simulation.model.metrics import summary
+    from p2pnode.training.simulation.outcome import summary
 
     runs = [{"barrier": name, **summary(outcome)} for name, outcome in outcomes]
     if plot is not None:
-        from p2pnode.training.simulation.figures.plots import draw, progress_panel, step_panel
+        from p2pnode.training.simulation.plots import draw, progress_panel, step_panel
 
         with _writing(plot):
             draw([step_panel(outcomes), progress_panel(outcomes)], plot, _title(plans[0][1]))
@@ -138,8 +134,8 @@ def _plan(options: dict[str, Any]) -> Plan:
 
     from p2pnode.training.barriers.predicates import resample_after
     from p2pnode.training.settings import BarrierMethod, BarrierSettings
-    from p2pnode.training.simulation.model.plan import DISCIPLINES, SAMPLERS, Churn, Plan
-    from p2pnode.training.simulation.model.step_times import parse_step_times, parse_stragglers
+    from p2pnode.training.simulation.plan import DISCIPLINES, SAMPLERS, Churn, Plan
+    from p2pnode.training.simulation.step_times import parse_step_times, parse_stragglers
 
     for option, known in (("barrier", get_args(BarrierMethod)), ("discipline", DISCIPLINES), ("sampler", SAMPLERS)):
         if options[option] not in known:
@@ -189,7 +185,7 @@ def _title(plan: Plan) -> str:
 
 def _need_matplotlib() -> None:
     """Check this before minutes of work, not after."""
-    from p2pnode.training.simulation.figures.plots import NoMatplotlib, require_matplotlib
+    from p2pnode.training.simulation.plots import NoMatplotlib, require_matplotlib
 
     try:
         require_matplotlib()
@@ -208,73 +204,3 @@ def _writing(path: Path) -> Iterator[None]:
         raise UserError(message, hint, ExitCode.STATE_DIRECTORY) from error
     except ValueError as error:
         raise UserError(f"cannot draw {path}: {error}", "end the name in .png", ExitCode.USAGE) from error
-
-
-@simulate_app.command("reproduce")
-def reproduce(
-    what: Annotated[list[str], typer.Argument(metavar="all|FIGURE…", help="Figures; `list` names them.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the PNG and CSV files.")] = Path("figures"),
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Folder with the MNIST files, for the figures that learn from it.")
-    ] = None,
-    processes: Annotated[int, typer.Option("--processes", min=0, help="0: one per core.")] = 0,
-    as_json: JsonOption = False,
-) -> int:
-    """Reproduce the published figures: PNG and CSV files with the published values, and a table of results.
-
-    Exit code 0 when every value lies within its tolerance and every order holds, 10 otherwise.
-
-    Example: p2pnode simulate reproduce all --out figures --data-dir mnist
-    """
-    # Set before NumPy is loaded, here and in the processes: on small matrices a second thread only waits.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    _need_matplotlib()
-    from p2pnode.training.simulation.figures.learning_figures import NEED_IMAGES
-    from p2pnode.training.simulation.figures.reproduction import FIGURES
-    from p2pnode.training.simulation.figures.reproduction import reproduce as make
-    from p2pnode.training.simulation.figures.tables import ReproductionRequest
-    from p2pnode.training.simulation.learning.problems import BadData
-    from p2pnode.training.simulation.run import has_numba
-
-    if what == ["list"]:
-        print_line("\n".join(FIGURES))
-        return 0
-    names = list(FIGURES) if "all" in what else what
-    if unknown := [name for name in names if name not in FIGURES]:
-        hint = f"there are {', '.join(FIGURES)}, and all"
-        raise UserError(f"there is no figure {', '.join(unknown)}", hint, ExitCode.USAGE)
-    if data_dir is None and not set(names) - set(NEED_IMAGES):
-        hint = "--data-dir names the folder with the four files"
-        raise UserError(f"{' and '.join(names)} cannot be made without the images of MNIST", hint, ExitCode.USAGE)
-    if not has_numba():
-        hint = 'these runs need the compiled engine: pip install "p2pnode[simulate]"'
-        raise UserError("numba is not installed", hint, ExitCode.USAGE)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    began = time.monotonic()
-    try:
-        with _writing(out), screen.progress_bar("") as bar:
-            request = ReproductionRequest(
-                names, out, data_dir, processes or cores, lambda text, share: bar.show(share, what=text)
-            )
-            rows = make(request)
-    except BadData as error:
-        raise UserError(str(error), "name the folder with the four MNIST files", ExitCode.TRAINER) from error
-    missed = [row for row in rows if row.within is False]
-    if as_json:
-        print_json({"seconds": time.monotonic() - began, "rows": [asdict(row) for row in rows]})
-    else:
-        print_line(reproduction_table(rows))
-        judged = sum(row.within is not None for row in rows)
-        print_line(
-            f"{judged - len(missed)} of {judged} within tolerance; {time.monotonic() - began:.0f} s; files in {out}"
-        )
-    return ExitCode.DEMO_FAILED if missed else ExitCode.OK
-
-
-def reproduction_table(rows: list[Row]) -> str:
-    """One line per value: published, ours, and whether it is within tolerance."""
-    from p2pnode.terminal.lines import columns
-
-    verdict = {True: "within", False: "NOT WITHIN", None: ""}
-    cells = [(row.figure, row.what, row.published, row.ours, row.tolerance, verdict[row.within]) for row in rows]
-    return columns(("figure", "what", "published", "ours", "tolerance", "verdict"), cells)

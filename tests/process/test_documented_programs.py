@@ -34,7 +34,7 @@ NOT_RUN = {
     'make bench ARGS="wan --hivemind /tmp/hivemind/bin/python"': BENCHMARK,
     'make bench ARGS="wan --scenario C --minutes 2 --ways codec=sparse --dry-run"': BENCHMARK,
     "make bench ARGS=\"async_rule --parameters 0.1 --ways pssp --ways 'pssp late=1' --repetitions 5\"": BENCHMARK,
-    "p2pnode simulate reproduce all --out figures --data-dir mnist": "nine minutes and a data set from the network",
+    "python -m tools.psp all --out figures --data-dir mnist": "nine minutes and a data set from the network",
     "ssh -L 8080:127.0.0.1:8080 user@192.0.2.10": "it needs a second machine",
     "p2pnode run --local 3 -- python examples/linear_regression.py": EXAMPLE,
     'python examples/word_count.py --processes 2 "texts/*.txt"': EXAMPLE,

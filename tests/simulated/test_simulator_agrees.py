@@ -15,10 +15,10 @@ import pytest
 
 from p2pnode.training.barriers.predicates import resample_after
 from p2pnode.training.settings import BarrierMethod, BarrierSettings
-from p2pnode.training.simulation.model.plan import Plan
-from p2pnode.training.simulation.model.random_streams import DURATIONS, RandomStream
-from p2pnode.training.simulation.model.step_times import StepTimes
+from p2pnode.training.simulation.plan import Plan
+from p2pnode.training.simulation.random_streams import DURATIONS, RandomStream
 from p2pnode.training.simulation.run import simulate
+from p2pnode.training.simulation.step_times import StepTimes
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Swarm

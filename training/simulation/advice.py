@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from p2pnode.training.barriers.predicates import resample_after, sample_size
 from p2pnode.training.settings import BarrierSettings
-from p2pnode.training.simulation.model.metrics import summary
-from p2pnode.training.simulation.model.plan import Plan, parse_barrier
-from p2pnode.training.simulation.model.step_times import StepTimes, Stragglers
+from p2pnode.training.simulation.outcome import summary
+from p2pnode.training.simulation.plan import Plan, parse_barrier
 from p2pnode.training.simulation.run import simulate
+from p2pnode.training.simulation.step_times import StepTimes, Stragglers
 
 #: More nodes change a sampled barrier's progress by less than one percent (`docs/psp.md`), and take longer.
 MAX_NODES = 1000

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from p2pnode.training.errors import TrainingError
-from p2pnode.training.simulation.engines.compiled import run_compiled
-from p2pnode.training.simulation.engines.reference import ReferenceEngine
-from p2pnode.training.simulation.model.outcome import Outcome
-from p2pnode.training.simulation.model.plan import Plan
+from p2pnode.training.simulation.compiled import run_compiled
+from p2pnode.training.simulation.outcome import Outcome
+from p2pnode.training.simulation.plan import Plan
+from p2pnode.training.simulation.reference import ReferenceEngine
 
 EngineName = Literal["auto", "compiled", "reference"]
 

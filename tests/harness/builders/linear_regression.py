@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2pnode.training.simulation.learning.problems import Vector, batch_of
+from tools.psp.problems import Vector, batch_of
 
 
 class LinearRegression:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from p2pnode.training.settings import BarrierSettings
-from p2pnode.training.simulation.model.plan import Plan
-from p2pnode.training.simulation.model.step_times import parse_step_times, parse_stragglers
+from p2pnode.training.simulation.plan import Plan
+from p2pnode.training.simulation.step_times import parse_step_times, parse_stragglers
 
 SEED = 3
 

@@ -178,7 +178,7 @@ BREAKS: dict[int, Break] = {
         "tests/unit/training/devices/test_cycle.py::test_workers_that_die_and_come_back_hang_nobody",
     ),
     17: Break(
-        "p2pnode.training.simulation.model.plan:Plan.made_barrier",
+        "p2pnode.training.simulation.plan:Plan.made_barrier",
         "simulated nodes wait for nobody",
         lambda right: lambda plan: right(replace(plan, barrier=BarrierSettings(method="asp"))),
         f"{SIMULATED}/test_simulator_agrees.py::test_the_simulator_agrees_with_whole_nodes",

@@ -19,8 +19,8 @@ from p2pnode import daemon
 from p2pnode.config.load import load
 from p2pnode.training.layout import Layout, LayoutEntry
 from p2pnode.training.settings import TrainingSettings
-from p2pnode.training.simulation.model.random_streams import DURATIONS, RandomStream
-from p2pnode.training.simulation.model.step_times import StepTimes
+from p2pnode.training.simulation.random_streams import DURATIONS, RandomStream
+from p2pnode.training.simulation.step_times import StepTimes
 from p2pnode.training.trainer_link.interface import (
     Resume,
     StepOrder,

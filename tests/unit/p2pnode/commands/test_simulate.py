@@ -45,18 +45,6 @@ def test_barriers_are_compared_in_a_table_and_drawn(capsys: pytest.CaptureFixtur
     assert str(picture) in lines[-1]
 
 
-def test_the_bounds_are_reproduced(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Every golden value of the bounds is within its tolerance; PNG, CSV and the table of verdicts are written."""
-    pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install p2pnode[simulate]")
-    pytest.importorskip("numba", reason="reproduce needs the compiled engine: pip install p2pnode[simulate]")
-    assert main(["simulate", "reproduce", "list"]) == 0
-    assert "bounds" in capsys.readouterr().out.splitlines()
-    assert main(["simulate", "reproduce", "bounds", "--out", str(tmp_path)]) == 0
-    assert "54 of 54 within tolerance" in capsys.readouterr().out
-    assert (tmp_path / "bounds.csv").read_text().splitlines()[1] == "1,min B1,14.664,14.66434,True"
-    assert {"bounds.png", "bounds.csv", "table.csv"} <= {path.name for path in tmp_path.iterdir()}
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -73,23 +61,18 @@ def test_the_bounds_are_reproduced(capsys: pytest.CaptureFixture[str], tmp_path:
         (["--quantile", "2"], ["quantile"]),
         (["--engine", "none"], ["none", "compiled"]),
         (["--engine", "compiled", "--churn", "0.1"], ["churn"]),
-        (["reproduce", "nope"], ["nope", "bounds"]),
-        (["reproduce", "accuracy"], ["accuracy", "--data-dir"]),
     ],
 )
 def test_what_cannot_be_simulated_is_said(
-    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, a sentence that names what was given, a hint, and nothing on standard output or in a file."""
-    pytest.importorskip("matplotlib", reason="reproduce needs matplotlib: pip install p2pnode[simulate]")
-    where = ["--out", str(tmp_path / "figures")] if arguments[0] == "reproduce" else []
-    assert main(["simulate", *arguments, *where]) == ExitCode.USAGE
+    """Exit code 2, a sentence that names what was given, a hint, and nothing on standard output."""
+    assert main(["simulate", *arguments]) == ExitCode.USAGE
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: ")
     assert "\nhint: " in err
     assert all(word in err for word in words)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_commands_of_the_document_run(
@@ -124,11 +107,10 @@ def test_a_missing_matplotlib_is_named(monkeypatch: pytest.MonkeyPatch, capsys: 
 
     monkeypatch.setattr(builtins, "__import__", without)
 
-    for line in (["simulate", "--nodes", "5", "--plot", "x.png"], ["simulate", "reproduce", "bounds"]):
-        assert main(line) == ExitCode.USAGE
-        message = capsys.readouterr().err
-        assert "matplotlib is not installed" in message
-        assert "p2pnode[simulate]" in message
+    assert main(["simulate", "--nodes", "5", "--plot", "x.png"]) == ExitCode.USAGE
+    message = capsys.readouterr().err
+    assert "matplotlib is not installed" in message
+    assert "p2pnode[simulate]" in message
 
 
 pytest.importorskip("numba", reason="advice tries twenty barriers: pip install p2pnode[simulate]")

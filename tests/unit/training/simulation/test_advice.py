@@ -6,7 +6,7 @@ import pytest
 
 from p2pnode.training.settings import BarrierSettings
 from p2pnode.training.simulation.advice import Measured, Prediction, advise, candidates, choose
-from p2pnode.training.simulation.model.step_times import Stragglers
+from p2pnode.training.simulation.step_times import Stragglers
 
 pytest.importorskip("numba", reason="advice tries twenty barriers: pip install p2pnode[simulate]")
 

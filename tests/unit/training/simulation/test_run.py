@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from p2pnode.training.simulation.model.plan import Churn
+from p2pnode.training.simulation.plan import Churn
 from p2pnode.training.simulation.run import REFERENCE_STEPS, NotCompiled, simulate
 from tests.harness.builders.small_plans import SEED, small_plan
 
