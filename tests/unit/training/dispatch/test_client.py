@@ -14,13 +14,14 @@ from p2pnode.overlay.kademlia.messages import pack_contact
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import ReceivedResponse, RequestRejected, TransportError
 from p2pnode.training.dispatch.answers import ReportAnswer
-from p2pnode.training.dispatch.client import ASK_S, MasterClient, MasterDirectory
+from p2pnode.training.dispatch.client import ASK_S, KEEPERS, RECORD_S, MasterClient, MasterDirectory, key_of
 from p2pnode.training.dispatch.messages import (
     DISPATCH,
     MASTER,
     EndTask,
     MasterRecord,
     ReportsTold,
+    TryAgain,
     WhoServes,
     decode_request,
     decode_who,
@@ -99,6 +100,26 @@ def with_directory(scenario: Callable[[Swarm, MasterDirectory, VirtualClock], Aw
     run(main())
 
 
+def test_a_record_is_known_for_half_a_minute_after_it_was_last_heard() -> None:
+    """And no longer where its master is known to be gone."""
+
+    async def scenario(swarm: Swarm, directory: MasterDirectory, clock: VirtualClock) -> None:
+        directory.note(record(ONE))
+        await asyncio.sleep(RECORD_S - 1.0)
+        assert directory.record == record(ONE)
+        directory.note(record(ONE))
+        await asyncio.sleep(RECORD_S - 0.1)
+        assert directory.record == record(ONE)
+        await asyncio.sleep(0.1)
+        assert directory.record is None
+
+        directory.note(record(ONE))
+        swarm.gone.add(ONE.node_id)
+        assert directory.record is None
+
+    with_directory(scenario)
+
+
 def test_the_higher_epoch_wins_while_its_record_is_fresh() -> None:
     """Listeners get each record that differs, once; an old epoch counts again after the newer one is forgotten."""
 
@@ -115,6 +136,39 @@ def test_the_higher_epoch_wins_while_its_record_is_fresh() -> None:
         assert directory.record is None
         directory.note(record(ONE, 4))
         assert heard[-1] == record(ONE, 4)
+
+    with_directory(scenario)
+
+
+def test_a_record_is_sent_to_the_eight_nodes_nearest_to_the_key() -> None:
+    """This node is none of them, though it has the record; some do not answer."""
+
+    async def scenario(swarm: Swarm, directory: MasterDirectory, _: VirtualClock) -> None:
+        swarm.knows[ONE.node_id] = None
+        swarm.knows[TWO.node_id] = b"\xff"
+        own = directory.own_record(7, b"store")
+        assert own == record(ME, 7, b"store")
+        await directory.publish(GENESIS, own)
+        assert swarm.asked == [(one.node_id, WhoServes(own)) for one in OTHERS[:KEEPERS]]
+        assert swarm.looked_up == [key_of(GENESIS)]
+        assert directory.record == own
+
+    with_directory(scenario)
+
+
+def test_who_does_not_know_asks_the_keepers_and_takes_the_newest() -> None:
+    """Not one whose master is gone; who knows asks nobody."""
+
+    async def scenario(swarm: Swarm, directory: MasterDirectory, _: VirtualClock) -> None:
+        swarm.gone.add(OTHERS[5].node_id)
+        for keeper, known in ((OTHERS[0], record(ONE, 2)), (OTHERS[1], record(TWO, 3)), (OTHERS[2], record(ONE, 1))):
+            swarm.knows[keeper.node_id] = WhoServes(known)
+        swarm.knows[OTHERS[3].node_id] = WhoServes(record(OTHERS[5], 9))
+        swarm.knows[OTHERS[4].node_id] = None
+        assert await directory.find(GENESIS) == record(TWO, 3)
+        assert len(swarm.asked) == KEEPERS
+        assert await directory.find(GENESIS) == record(TWO, 3)
+        assert len(swarm.asked) == KEEPERS
 
     with_directory(scenario)
 
@@ -185,6 +239,19 @@ def test_a_request_whose_answer_is_lost_is_sent_again_as_it_was() -> None:
         assert await asking == ACCEPTED
         assert swarm.requests == [(ONE.node_id, REQUEST)] * 3
         assert (client.trouble, client.master) == (None, ONE.node_id)
+
+    with_client(scenario)
+
+
+def test_a_node_that_does_not_serve_names_the_one_that_does() -> None:
+    """The request goes there at once; a record with an older epoch is not followed."""
+
+    async def scenario(swarm: Swarm, client: MasterClient, _: MasterDirectory) -> None:
+        swarm.knows[ONE.node_id] = WhoServes(record(ONE, 4))
+        swarm.answers[ONE.node_id] = [TryAgain("not now", record(TWO, 3)), TryAgain("no more", record(TWO, 5))]
+        swarm.answers[TWO.node_id] = [ACCEPTED]
+        assert await client.ask(GENESIS, REQUEST, ReportsTold) == ACCEPTED
+        assert [node for node, _ in swarm.requests] == [one.node_id for one in (ONE, ONE, TWO)]
 
     with_client(scenario)
 

@@ -23,7 +23,7 @@ TTL_S = 10.0
 def master(etcd: FakeEtcd, name: str = "one", log: ListLog | None = None) -> tuple[EtcdStore, FakeCalls]:
     calls = FakeCalls(etcd)
     environment = make_environment(entropy=SeededEntropy(name), log=log or ListLog([]))
-    return EtcdStore(calls, "/test", name, environment, TTL_S), calls
+    return EtcdStore(calls, "/test", name, environment, TTL_S), calls  # type: ignore[arg-type]
 
 
 def simulate(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -295,3 +295,16 @@ def test_golden_trace_of_a_crash_between_write_and_answer() -> None:
     assert bench.finish(lease) is ReportAnswer.ACCEPTED
     assert bench.counts == (1, 0, 0, 0)
     assert bench.queue.status().pass_number == 2
+
+
+def test_tasks_that_come_back_wait_behind_the_others() -> None:
+    """First all tasks in the order of the pass, then the returned ones in the order of their return, each once."""
+    bench = Bench(4)
+    first, second = bench.lease(), bench.lease()
+    bench.fail(second, Cause.RELEASE)
+    bench.fail(first, Cause.RELEASE)
+    order = [bench.lease().task for _ in range(4)]
+    assert order == [2, 3, 1, 0]
+    assert bench.get().answer is Answer.NO_TASK_NOW
+    bench.restart()
+    assert bench.get().answer is Answer.NO_TASK_NOW

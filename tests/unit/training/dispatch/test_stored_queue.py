@@ -224,3 +224,22 @@ def test_a_flood_of_requests_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         await scene.queue.close()
 
     simulate(scenario)
+
+
+def test_a_master_notices_its_successor_without_being_asked() -> None:
+    """Another master opens the store: the former one is lost within a second and answers nothing, not even reads."""
+
+    async def scenario() -> None:
+        first = await Scene.begin()
+        second = await Scene.begin(first.store.contents)
+        async with asyncio.timeout(1):
+            assert "another master" in str(await first.queue.lost())
+        with pytest.raises(StoreLost):
+            await first.queue.renew(ANN, [])
+        with pytest.raises(StoreLost):
+            first.queue.agree(TABLE.summary())
+        assert second.queue.epoch > first.queue.epoch
+        await first.queue.close()
+        await second.queue.close()
+
+    simulate(scenario)

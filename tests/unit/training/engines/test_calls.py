@@ -151,3 +151,9 @@ def test_servers_are_the_live_nodes_that_may_own_values() -> None:
     assert worker.members([b"A" * 20, b"D" * 20]) == MembersFound([b"A" * 20, b"Z" * 20], [b"D" * 20])
     assert server.members([]).servers == [SERVER]
     assert REQUEST in table.handlers
+
+
+def test_a_late_answer_is_dropped() -> None:
+    """Its asker has gone."""
+    _, _, server = pair(lambda call: b"")
+    server.on_answer(CallAnswered(77, b""))

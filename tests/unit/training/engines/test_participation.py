@@ -186,3 +186,17 @@ def test_the_others_are_a_sample_or_all() -> None:
         assert part.workers() == 3
 
     run(scenario())
+
+
+def test_a_wait_that_is_cancelled_is_shown_no_more() -> None:
+    """The script has gone meanwhile."""
+
+    async def scenario() -> None:
+        part, _, _ = part_of(Swarm(), min_nodes=2)
+        beginning = asyncio.create_task(part.begin())
+        await asyncio.sleep(1.0)
+        beginning.cancel()
+        await asyncio.gather(beginning, return_exceptions=True)
+        assert not part.waits_for_nodes
+
+    run(scenario())

@@ -67,7 +67,7 @@ def link() -> Link:
 
 @pytest.fixture
 def host(link: Link) -> Host:
-    return Host(link, ME, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    return Host(link, ME, SimpleNamespace())  # type: ignore[arg-type]
 
 
 def counts(held: int = 1, done: int = 0) -> TaskCounts:
