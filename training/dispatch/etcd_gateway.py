@@ -12,7 +12,7 @@ import base64
 import io
 import ssl
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -38,16 +38,6 @@ class EtcdRefused(TrainingError):
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"etcd refused: {message} (code {code})")
         self.code = code
-
-
-class EtcdCalls(Protocol):
-    """What a store needs of etcd. Tests have one in memory."""
-
-    async def call(self, path: str, body: Json, timeout_s: float) -> Json:
-        """The answer to `POST /v3/<path>`. Raises `EtcdUnreachable` or `EtcdRefused`."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 def coded(data: bytes) -> str:
@@ -76,7 +66,8 @@ class EtcdGateway:
         self._session: aiohttp.ClientSession | None = None
 
     async def call(self, path: str, body: Json, timeout_s: float) -> Json:
-        """Ask one endpoint after the other, for `timeout_s` together."""
+        """The answer to `POST /v3/<path>`: asks one endpoint after the other, for `timeout_s` together. Raises
+        `EtcdUnreachable` or `EtcdRefused`."""
         reason: Exception = TimeoutError("no time left")
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s

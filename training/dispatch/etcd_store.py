@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from p2pnode.overlay.environment import Environment
-from p2pnode.training.dispatch.etcd_gateway import EtcdCalls, EtcdRefused, EtcdUnreachable, Json, coded, decoded
+from p2pnode.training.dispatch.etcd_gateway import EtcdGateway, EtcdRefused, EtcdUnreachable, Json, coded, decoded
 from p2pnode.training.dispatch.store import StoreLost
 
 #: Rows of one answer while they are read.
@@ -38,7 +38,7 @@ MARGIN = 0.1
 class EtcdLock:
     """The lock `key`, held for `ttl_s` after the last renewal. `name` is unique to this master and this start."""
 
-    def __init__(self, calls: EtcdCalls, key: bytes, name: bytes, environment: Environment, ttl_s: float) -> None:
+    def __init__(self, calls: EtcdGateway, key: bytes, name: bytes, environment: Environment, ttl_s: float) -> None:
         self._calls = calls
         self._key = key
         self._name = name
@@ -174,7 +174,7 @@ class EtcdStore:
     """The queue under `prefix`, such as `/p2pnode/run`. `name` is shown to masters that wait. Implements `Store`."""
 
     def __init__(
-        self, calls: EtcdCalls, prefix: str, name: str, environment: Environment, ttl_s: float = TTL_S
+        self, calls: EtcdGateway, prefix: str, name: str, environment: Environment, ttl_s: float = TTL_S
     ) -> None:
         self.epoch = 0
         self._calls = calls

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 
 from p2pnode.training.engines.link import EngineLink
 from p2pnode.training.engines.program import Context, Program, Pulling, Verbs
-from p2pnode.training.engines.values_link import LinkedValues, ScriptEngine, answer_pull, immediate
+from p2pnode.training.engines.values_link import Script, ScriptEngine, answer_pull, immediate
 from p2pnode.training.trainer_link.engine_messages import (
     AbandonRun,
     BeginRun,
@@ -53,7 +53,7 @@ class PeerToPeer(ScriptEngine, Verbs):
     def __init__(self, link: EngineLink, ready: EngineReady) -> None:
         ScriptEngine.__init__(self, link, ready)
         Verbs.__init__(self)
-        self._host = ScriptHost(link, ready, self._values)
+        self._host = ScriptHost(link, ready, self._script)
         self._context = Context(self._script, 0)
 
     @classmethod
@@ -102,10 +102,10 @@ class PeerToPeer(ScriptEngine, Verbs):
 class ScriptHost:
     """What the loop needs of its node. No method suspends."""
 
-    def __init__(self, link: EngineLink, ready: EngineReady, values: LinkedValues) -> None:
+    def __init__(self, link: EngineLink, ready: EngineReady, script: Script) -> None:
         self._link = link
         self._pause_s = ready.pause_s
-        self.store = values
+        self.store = script
         #: Whether the barrier of the settings is bsp.
         self.is_synchronous = ready.is_synchronous
 

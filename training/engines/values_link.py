@@ -1,7 +1,4 @@
-"""The values of a run, as a script uses them: encodes keys and values, and asks the daemon (`training.engines.link`).
-
-`LinkedValues` is the store of the engines' loops; its methods never suspend. `Script` is what a program's context uses.
-"""
+"""The values of a run, as a script uses them: encodes keys and values, and asks the daemon."""
 
 from __future__ import annotations
 
@@ -37,18 +34,17 @@ Result = TypeVar("Result")
 _LOG = logging.getLogger("p2pnode.engine")
 
 
-class LinkedValues:
-    """Named values. All methods raise `InvalidKey`, `NoNode`, and `StoreUnavailable` when no owner answers in time."""
+class Script:
+    """What a program's context can use, and the store of the engines' loops. No method suspends. Those of values raise
+    `InvalidKey`, `NoNode`, and `StoreUnavailable` when no owner answers in time."""
 
-    def __init__(self, link: EngineLink) -> None:
+    def __init__(self, link: EngineLink, ready: EngineReady) -> None:
         self._link = link
-
-    async def get(self, key: Key) -> Stamped | None:
-        """The value of a key and its timestamp; None for a key that was never set."""
-        return (await self.get_many([key])).get(key)
+        self.node_id = ready.node_id.hex()
+        self.rng = random.Random(ready.seed)
 
     async def get_many(self, keys: Sequence[Key]) -> dict[Key, Stamped]:
-        """The values of those keys that have one."""
+        """The values of those keys that have one, with their timestamps."""
         wanted = [encode_key(key) for key in keys]
         found: list[Encoded | None] = []
         while len(found) < len(wanted):
@@ -56,10 +52,6 @@ class LinkedValues:
             assert isinstance(reply, ValuesFound)
             found += reply.values
         return {key: stamped(one) for key, one in zip(keys, found, strict=True) if one is not None}
-
-    async def set(self, key: Key, value: object, timestamp: int = 0) -> None:
-        """Replace a value; returns when its owner and backup have it. Raises `ValueNotEncodable`."""
-        await self.update([ValueUpdate(key, value, timestamp, "replace")])
 
     async def update(self, updates: Sequence[ValueUpdate]) -> None:
         """Apply updates, each exactly once; returns when all are stored and replicated. Raises `ValueNotEncodable`
@@ -69,33 +61,22 @@ class LinkedValues:
         ]
         self._link.ask_all([ApplyUpdates(part) for part in in_parts(encoded)])
 
-    async def keys(self) -> list[Key]:
+    def get(self, key: Key) -> Stamped | None:
+        """The value of a key; None for one that was never set."""
+        return immediate(self.get_many([key])).get(key)
+
+    def set(self, key: Key, value: object, timestamp: int) -> None:
+        """Replace a value; returns when its owner and backup have it. Raises `ValueNotEncodable`."""
+        immediate(self.update([ValueUpdate(key, value, timestamp, "replace")]))
+
+    def keys(self) -> list[Key]:
         """All keys, sorted by their encoding: text first."""
         replies = self._link.ask_in_parts(AskKeys())
         found = [key for reply in replies if isinstance(reply, KeysFound) for key in reply.keys]
         return [decode_key(key) for key in sorted(found, key=lambda key: (key[:1] == b"b", key))]
 
-
-class Script:
-    """What a program's context can use; implements `training.engines.program.Surroundings`."""
-
-    def __init__(self, link: EngineLink, values: LinkedValues, ready: EngineReady) -> None:
-        self._link = link
-        self._values = values
-        self.node_id = ready.node_id.hex()
-        self.rng = random.Random(ready.seed)
-
     def clock(self) -> float:
         return time.monotonic()
-
-    def get(self, key: Key) -> Stamped | None:
-        return immediate(self._values.get(key))
-
-    def set(self, key: Key, value: object, timestamp: int) -> None:
-        immediate(self._values.set(key, value, timestamp))
-
-    def keys(self) -> list[Key]:
-        return immediate(self._values.keys())
 
     def peers(self, count: int | None) -> dict[str, int]:
         return {node.hex(): step for node, step in self._asked(count or 0).steps.items()}
@@ -114,8 +95,7 @@ class ScriptEngine:
 
     def __init__(self, link: EngineLink, ready: EngineReady) -> None:
         self._link = link
-        self._values = LinkedValues(link)
-        self._script = Script(link, self._values, ready)
+        self._script = Script(link, ready)
 
     def __enter__(self) -> Self:
         return self

@@ -46,7 +46,7 @@ class ParameterServer(ScriptEngine, ServerVerbs):
     def __init__(self, link: EngineLink, ready: EngineReady) -> None:
         ScriptEngine.__init__(self, link, ready)
         ServerVerbs.__init__(self)
-        self._host = ScriptHost(link, ready.node_id, self._values, self._script)
+        self._host = ScriptHost(link, ready.node_id, self._script)
         self._pull = ServerPull(self, self._script)
         self._starts = 0
         #: Whether this node is a server.

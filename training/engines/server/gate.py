@@ -85,7 +85,3 @@ class StepGate:
         # A worker that has left meanwhile is not waited for; every departure draws afresh anyhow.
         steps = (one if isinstance(one, int) else self.steps.get(one) for one in self._drawn)
         return [step for step in steps if step is not None]
-
-    def resample_s(self, step_seconds: float) -> float:
-        """Until when nothing new can pass without a completed step."""
-        return resample_after(step_seconds)

@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from p2pnode.training.engines.link import EngineLink, NoNode
-from p2pnode.training.engines.values_link import LinkedValues, Script, immediate
+from p2pnode.training.engines.server.core import RECORD_KEY, ServerRecord, decode_record
+from p2pnode.training.engines.values_link import Script, immediate
 from p2pnode.training.trainer_link.engine_messages import (
     CallAnswered,
     Called,
@@ -31,10 +32,9 @@ SHOW_S = 0.25
 class ScriptHost:
     """One node: a server, which alone receives requests and shows tasks, or a worker."""
 
-    def __init__(self, link: EngineLink, node_id: bytes, values: LinkedValues, script: Script) -> None:
+    def __init__(self, link: EngineLink, node_id: bytes, script: Script) -> None:
         self.node_id = node_id
-        self.store = values
-        self.surroundings = script
+        self.store = self.surroundings = script
         self._link = link
         self._announced = (-1, 0.0)
         self._shown: TaskCounts | None = None
@@ -109,6 +109,11 @@ class ScriptHost:
         finally:
             over.set()
             thread.join()
+
+
+async def stored_record(host: ScriptHost) -> ServerRecord:
+    """The servers' record as it is in the values. Raises `StoreUnavailable`."""
+    return decode_record((await host.store.get_many([RECORD_KEY])).get(RECORD_KEY))
 
 
 class ScriptAsked:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from p2pnode.training.barriers.predicates import resample_after
 from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
 from p2pnode.training.engines.server.acceptance import Commit, Contribution, NotWeighable, ServerOptions, updates_of
@@ -27,10 +28,9 @@ from p2pnode.training.engines.server.core import (
     ServerRecord,
     ServerReplaced,
     Work,
-    decode_record,
     encode_record,
 )
-from p2pnode.training.engines.server.host import ScriptAsked, ScriptHost
+from p2pnode.training.engines.server.host import ScriptAsked, ScriptHost, stored_record
 from p2pnode.training.engines.server.messages import HeldLease, Poll, TaskGiven, Told
 from p2pnode.training.engines.server.program import RunFailed, ServerContext, ServerVerbs, raise_end
 from p2pnode.training.engines.server.takeover import Takeover
@@ -171,11 +171,11 @@ class Serving:
         return msgspec.structs.replace(self._before, epoch=core.epoch, server=core.server, run=core.run)
 
     def _pause_s(self) -> float:
-        """Until something may happen without a request."""
+        """Until something may happen without a request: a look at the members, or a fresh sample for idle workers."""
         if self._is_draining or not self._is_settled:
             return MEMBERS_S
-        due = [self._next_look - self._host.clock(), self.core.gate.resample_s(self.core.step_seconds)]
-        return max(0.0, min(due)) if self.core.idle() else max(0.0, due[0])
+        look_s = self._next_look - self._host.clock()
+        return max(0.0, min(look_s, resample_after(self.core.step_seconds)) if self.core.idle() else look_s)
 
     async def _hear_all(self, wait_s: float) -> None:
         asked = await self._host.receive(wait_s)
@@ -352,7 +352,7 @@ class Serving:
     async def _check_record(self) -> None:
         self._next_check = self._host.clock() + CHECK_S
         try:
-            found = decode_record(await self._host.store.get(RECORD_KEY))
+            found = await stored_record(self._host)
         except StoreUnavailable:
             return
         if (found.epoch, found.server) != (self.core.epoch, self.core.server):
@@ -368,7 +368,7 @@ class Serving:
             self._recorded = {one.worker for one in record.workers}
             self._next_check = self._host.clock() + CHECK_S
         except UpdateFailed:
-            found = decode_record(await self._host.store.get(RECORD_KEY))
+            found = await stored_record(self._host)
             if (found.epoch, found.server) != (record.epoch, record.server):
                 raise ServerReplaced(found) from None
             raise

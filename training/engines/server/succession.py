@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from p2pnode.training.engines.server import messages
 from p2pnode.training.engines.server.acceptance import ServerOptions
-from p2pnode.training.engines.server.core import RECORD_KEY, ServerRecord, ServerReplaced, decode_record
-from p2pnode.training.engines.server.host import ScriptHost
+from p2pnode.training.engines.server.core import ServerRecord, ServerReplaced
+from p2pnode.training.engines.server.host import ScriptHost, stored_record
 from p2pnode.training.engines.server.messages import NoServer, Poll, Told
 from p2pnode.training.engines.server.program import ServerVerbs, raise_end
 from p2pnode.training.engines.server.service import MEMBERS_S, Serving
@@ -24,7 +24,7 @@ async def run_server(verbs: ServerVerbs, host: ScriptHost, options: ServerOption
     """Serve, or stand by, until the run is over; the version of the values. Raises `VerbFailed` and `UpdatesLost`."""
     made, late_s = 0, host.clock() + messages.LATE_S
     while True:
-        record = decode_record(await host.store.get(RECORD_KEY))
+        record = await stored_record(host)
         over: ServerRecord | None = None
         servers = (await host.members()).servers
         if record.ended and record.run >= run:

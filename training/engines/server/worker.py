@@ -13,8 +13,8 @@ import msgspec
 from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
 from p2pnode.training.engines.server.acceptance import ServerOptions
-from p2pnode.training.engines.server.core import MAX_KEYS, RECORD_KEY, decode_record
-from p2pnode.training.engines.server.host import ScriptHost
+from p2pnode.training.engines.server.core import MAX_KEYS
+from p2pnode.training.engines.server.host import ScriptHost, stored_record
 from p2pnode.training.engines.server.messages import Computed, HeldLease, NoServer, Poll, TaskGiven, Told
 from p2pnode.training.engines.server.program import ServerContext, ServerVerbs, raise_end
 from p2pnode.training.trainer_link.engine_messages import NotAnswered
@@ -148,7 +148,7 @@ class _Worker:
     async def _ended(self) -> Told | None:
         """What the servers' record says, if their run is over: nobody serves any more then."""
         try:
-            record = decode_record(await self._host.store.get(RECORD_KEY))
+            record = await stored_record(self._host)
         except StoreUnavailable:
             return None
         if not record.ended or record.run < self._run:
