@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from p2pnode.training.dispatch import etcd_store
-from p2pnode.training.dispatch.etcd_gateway import EtcdRefused
+from p2pnode.training.dispatch.etcd_gateway import EtcdRefused, EtcdUnreachable
 from p2pnode.training.dispatch.etcd_store import EtcdStore
 from p2pnode.training.dispatch.store import MAX_BYTES, MAX_ROWS, StoreLost
 from tests.harness.environment.simulated import ListLog, SeededEntropy, make_environment
@@ -142,5 +142,48 @@ def test_rows_are_read_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
         await store.close()
         assert await read(etcd) == rows | large
         assert len(etcd.keys) == MAX_ROWS + 2
+
+    simulate(scenario)
+
+
+def test_an_unreachable_etcd_is_waited_for_in_a_campaign() -> None:
+    """A master that starts before etcd does begins to serve when it answers; the log says once why it waits."""
+
+    async def scenario() -> None:
+        log = ListLog([])
+        store, calls = master(FakeEtcd(), log=log)
+        calls.cut = True
+        with pytest.raises(EtcdUnreachable):
+            await calls.call("kv/range", {}, 1.0)
+        opening = asyncio.create_task(store.open())
+        await asyncio.sleep(300)
+        assert not opening.done()
+        assert [one.fields["reason"] for one in log.of("dispatch_master_waits")] == ["no answer"]
+        calls.cut = False
+        async with asyncio.timeout(2):
+            await opening
+        await store.close()
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("fault", ["before", "after", "late", "twice"])
+def test_a_campaign_survives_lost_answers(fault: str) -> None:
+    """A master whose request for a lease, or for the lock, suffered is the master in the end, and one alone."""
+
+    async def scenario() -> None:
+        for place in range(3):
+            etcd = FakeEtcd()
+            store, calls = master(etcd)
+            calls.next = [""] * place + [fault]
+            # Only a late request keeps others waiting: its lock is nobody's until its lease ends.
+            async with asyncio.timeout(3 * TTL_S + 40 if fault == "late" else 3):
+                await store.open()
+            await store.write({"a": b"1"})
+            await asyncio.sleep(35)
+            store.check()
+            await store.write({"a": b"2"})
+            assert {fence for fence, _ in etcd.landed} == {store.epoch}
+            await store.close()
 
     simulate(scenario)
