@@ -1,16 +1,23 @@
-"""Terms, fences and known owners: which claims of ownership a node accepts, and what challenges its own."""
+"""Terms, fences and known owners: which claims a node accepts, what challenges its own, and what its disk keeps."""
 
 from __future__ import annotations
 
 import asyncio
 
+import msgspec
+import pytest
+
 from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact
+from p2pnode.training.exchange.fence_file import FENCES_FILE, FenceFile
 from p2pnode.training.exchange.run_state import RebalanceRequests
 from p2pnode.training.exchange.store.ownership import Ownership
 from p2pnode.training.exchange.terms import GENERATION, MAX_GENERATIONS_AHEAD, TERM_LIMIT, ZERO_TERM, Fence, Term
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term
+from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.exchange_swarm import GENESIS, StartEntropy
 
 
 def test_a_fence_only_rises() -> None:
@@ -164,5 +171,122 @@ def test_orphans_are_collected_once_and_in_order() -> None:
 
         assert requests.collect_orphans() == [2, 0]
         assert requests.collect_orphans() == []
+
+    run(scenario())
+
+
+class Node:
+    """A node on a disk with these files."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.ownership, self.records, clock = Ownership(4), list[Record](), VirtualClock()
+        self.disk = MemoryDisk()
+        self.disk.files = files
+        environment = Environment(
+            clock=clock,
+            entropy=StartEntropy("fences"),
+            disk=self.disk,
+            executor=InlineExecutor(),
+            log=ListLog(self.records, "", clock),
+        )
+        self.file = FenceFile(self.ownership, GENESIS, environment)
+
+    def events(self, name: str) -> int:
+        return [one.event for one in self.records].count(name)
+
+
+async def written(file: FenceFile, seconds: float) -> None:
+    task = asyncio.create_task(file.run())
+    await asyncio.sleep(seconds)
+    task.cancel()
+
+
+def test_fences_are_there_after_a_restart() -> None:
+    """The highest of each shard; one that the disk has is not lowered by what comes later."""
+
+    async def scenario() -> None:
+        node = Node({})
+        node.ownership.raise_fence(0, term(3, "a"))
+        node.ownership.raise_fence(0, term(2, "b"))
+        node.ownership.raise_fence(2, term(7, "b"))
+        await written(node.file, 1.5)
+
+        again = Node(dict(node.disk.files))
+        fences = [again.ownership.fence(shard) for shard in range(4)]
+        assert fences == [term(3, "a"), ZERO_TERM, term(7, "b"), ZERO_TERM]
+        again.ownership.raise_fence(2, term(6, "a"))
+        assert again.ownership.fence(2) == term(7, "b")
+
+    run(scenario())
+
+
+def test_the_file_is_written_when_something_changed_and_once_a_second_at_most() -> None:
+    """A node that hears nothing new writes nothing."""
+
+    async def scenario() -> None:
+        node = Node({})
+        await written(node.file, 5.5)
+        assert node.disk.writes == 0
+        task = asyncio.create_task(node.file.run())
+        for number in range(1, 31):
+            node.ownership.raise_fence(0, term(number, "a"))
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(5.0)
+        task.cancel()
+        assert 3 <= node.disk.writes <= 4
+        assert Node(dict(node.disk.files)).ownership.fence(0) == term(30, "a")
+
+    run(scenario())
+
+
+def test_a_disk_that_is_full_is_tried_again() -> None:
+    """One error in the log however long it lasts, another one when it happens again, and nothing is lost."""
+
+    async def scenario() -> None:
+        node = Node({})
+        task = asyncio.create_task(node.file.run())
+        for number in (1, 2):
+            node.disk.full = True
+            node.ownership.raise_fence(1, term(number, "a"))
+            await asyncio.sleep(4.5)
+            assert node.events("fences_not_written") == number
+            node.disk.full = False
+            await asyncio.sleep(2.0)
+            assert Node(dict(node.disk.files)).ownership.fence(1) == term(number, "a")
+        task.cancel()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("raw", "events"),
+    [
+        (b"", ["fences_unreadable"]),
+        (b"\xff" * 40, ["fences_unreadable"]),
+        (msgspec.msgpack.encode((GENESIS, {0: (1 << 62, IDS["a"])})), ["fences_unreadable"]),
+        (msgspec.msgpack.encode((b"x" * 16, {0: (5, IDS["a"])})), []),
+        (msgspec.msgpack.encode((GENESIS, {})), []),
+        (msgspec.msgpack.encode((GENESIS, {0: (TERM_LIMIT, IDS["a"])})), ["fence_passed_over"]),
+    ],
+    ids=["empty", "garbage", "no term", "another run", "none", "no room for later ones"],
+)
+def test_a_file_that_is_of_no_use_raises_no_fence(raw: bytes, events: list[str]) -> None:
+    """The node starts; what was wrong with its file is in the log. A file of another run is not wrong."""
+
+    async def scenario() -> None:
+        node = Node({FENCES_FILE: raw})
+        assert node.ownership.fences == {}
+        assert [one.event for one in node.records] == events
+
+    run(scenario())
+
+
+def test_a_fence_that_leaves_no_room_does_not_take_the_others_with_it() -> None:
+    """Only that one is passed over."""
+
+    async def scenario() -> None:
+        rows = {0: (TERM_LIMIT, IDS["a"]), 1: (TERM_LIMIT - 1, IDS["a"]), 2: (5, IDS["b"])}
+        node = Node({FENCES_FILE: msgspec.msgpack.encode((GENESIS, rows))})
+        assert node.ownership.fences == {1: term(TERM_LIMIT - 1, "a"), 2: term(5, "b")}
 
     run(scenario())
