@@ -231,9 +231,9 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Meta(
             ge=0,
             le=MAX_SHARDS,
-            description="Slices of the model's vector, the same number for the whole run. 0: the founder chooses at "
-            "least 64, at least four for each of training.min_nodes, and slices of at most 2 MiB; the other nodes "
-            "use the founder's number.",
+            description="Slices of the model's vector, the same number for the whole run. 0: the founder chooses "
+            "64, 16 to 32 for less than a million values, at least four for each of training.min_nodes, and slices "
+            "of at most 2 MiB; the other nodes use the founder's number.",
         ),
     ] = 0
     replicas: Annotated[

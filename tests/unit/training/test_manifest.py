@@ -38,7 +38,7 @@ OTHERS: dict[str, tuple[Any, str, str]] = {
     "task_version": ("1.0.1", "1", "1.0.1"),
     "layout": (Layout((WEIGHT, MEAN)), "1.bias", "2.mean"),
     "frozen_digest": ("f1", "f0", "f1"),
-    "shards": (128, "64", "128"),
+    "shards": (128, "16", "128"),
     "rule": (Rule(0.7, 0.9), "outer_momentum=0.5", "outer_momentum=0.9"),
     "weight": ("samples", "population", "samples"),
     "replicas": (0, "1", "0"),
@@ -192,6 +192,6 @@ def test_the_rule_is_that_of_the_settings() -> None:
         ),
     )
 
-    assert proposal().shards == 64
+    assert proposal().shards == 16
     assert (made.rule, made.shards, made.replicas, made.weight) == (Rule(0.25, 0.125, "clip"), 8, 0, "sum")
     assert (made.genesis, made.local_steps, made.max_steps, made.until) == ("01ff", 3, 7, "")

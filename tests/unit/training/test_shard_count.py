@@ -10,6 +10,8 @@ from p2pnode.training.encoding.frames import MAX_PAYLOAD_BYTES
 from p2pnode.training.exchange import terms
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shard_count import (
+    EVEN_SHARDS,
+    LEAST_VALUES,
     MAX_SHARDS,
     MIN_SHARDS,
     SHARD_VALUES,
@@ -25,11 +27,14 @@ from p2pnode.training.shard_count import (
     ("values", "nodes", "expected"),
     [
         (0, 1, 64),  # named values
-        (4_810, 1, 64),  # digits
-        (101_770, 6, 64),  # mnist
+        (4_810, 1, 16),  # digits
+        (101_770, 4, 16),  # mnist
+        (101_770, 6, 32),
+        (500_000, 1, 32),
+        (1_050_000, 1, 64),
         (25_000_000, 16, 64),
-        (MIN_SHARDS * SHARD_VALUES, 1, 64),
-        (MIN_SHARDS * SHARD_VALUES + 1, 1, 128),
+        (EVEN_SHARDS * SHARD_VALUES, 1, 64),
+        (EVEN_SHARDS * SHARD_VALUES + 1, 1, 128),
         (124_000_000, 1, 256),
         (350_000_000, 1, 1024),
         (1_000_000_000, 1, 2048),
@@ -40,16 +45,18 @@ from p2pnode.training.shard_count import (
     ],
 )
 def test_the_number_follows_the_model_and_the_nodes(values: int, nodes: int, expected: int) -> None:
-    """Small models have 64, as ever; larger ones shards of 1 to 2 MiB; many nodes four each; never more than 4,096."""
+    """Small models have 16 shards, of a million values on 64, and larger ones shards of 1 to 2 MiB; many nodes have
+    four each; there are never more than 4,096."""
     assert shard_count(values, nodes) == expected
 
 
 @given(values=st.integers(0, 10**11), nodes=st.integers(1, 100_000))
 def test_a_shard_is_a_frame_at_most_and_every_node_may_have_some(values: int, nodes: int) -> None:
     """Unless there would be more than 4,096 shards. Half as many would break one of the bounds."""
+    even = min(EVEN_SHARDS, values // LEAST_VALUES) if values else EVEN_SHARDS
 
     def fits(count: int) -> bool:
-        return -(-values // count) <= SHARD_VALUES and count >= SHARDS_PER_NODE * nodes
+        return -(-values // count) <= SHARD_VALUES and count >= max(SHARDS_PER_NODE * nodes, even)
 
     count = shard_count(values, nodes)
 
@@ -69,7 +76,7 @@ def test_the_limits_are_those_of_other_modules() -> None:
 @pytest.mark.parametrize(
     ("setting", "stored", "expected"),
     [
-        (0, 0, ShardChoice(64, "model")),
+        (0, 0, ShardChoice(16, "model")),
         (128, 0, ShardChoice(128, "setting")),
         (0, 16, ShardChoice(16, "earlier")),
         (16, 16, ShardChoice(16, "setting")),
