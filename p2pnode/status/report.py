@@ -21,7 +21,6 @@ from p2pnode.status.metrics import families
 from p2pnode.status.prometheus import Family
 from p2pnode.status.schema import (
     BarrierStatus,
-    BestStatus,
     BusyStatus,
     DataStatus,
     DispatchStatus,
@@ -200,7 +199,7 @@ class StatusReport:
                 busy=self._busy(),
                 finishing=self._finishing(),
                 training_share=progress.training_share,
-                best=self._best(),
+                best=None if node.loop is None else node.loop.best.best(),
             ),
             result=self._result(),
             exchange=self._exchange(),
@@ -242,10 +241,6 @@ class StatusReport:
         if self._node.barrier.complete:
             return len(self._node.overlay.members())
         return self._node.gate.sample_now()
-
-    def _best(self) -> BestStatus | None:
-        best = None if self._node.loop is None else self._node.loop.best.best()
-        return None if best is None else BestStatus(metric=best.metric, value=best.value, step=best.step)
 
     def _busy(self) -> BusyStatus | None:
         busy = self._node.trainer.busy
@@ -356,11 +351,10 @@ class StatusReport:
         result = self._node.result
         if result is None:
             return None
-        best = result.best
         return ResultStatus(
             reason=result.end,
             steps=result.step,
-            best=None if best is None else BestStatus(metric=best.metric, value=best.value, step=best.step),
+            best=result.best,
             model=result.model or None,
             sha256=result.sha256 or None,
             load=result.how_to_load,

@@ -16,6 +16,7 @@ from p2pnode.lifecycle.environment import State
 from p2pnode.overlay.line_rate import CapacitySource
 from p2pnode.status.events import Event
 from p2pnode.status.prometheus import counter, gauge
+from p2pnode.training.goal import Best
 
 SchemaNumber = Literal[1]
 Count = Annotated[int, Meta(ge=0)]
@@ -93,14 +94,6 @@ class FinishingStatus(Struct, frozen=True, kw_only=True):
     deadline_seconds: Seconds
 
 
-class BestStatus(Struct, frozen=True, kw_only=True):
-    """The best value of a metric of the shared model, and the step of that model."""
-
-    metric: str
-    value: float
-    step: Count
-
-
 class TrainingStatus(Struct, frozen=True, kw_only=True):
     """Progress and metrics. `trainer` is the state of the trainer's process. `training_share`: the share of the time of
     the last steps in which it trained; null before the first step. `best`: of the shared model so far."""
@@ -122,7 +115,7 @@ class TrainingStatus(Struct, frozen=True, kw_only=True):
         Annotated[float, Meta(ge=0, le=1)] | None,
         gauge("p2pnode_training_share", "Share of the time of the last steps in which the trainer trained."),
     ] = None
-    best: BestStatus | None = None
+    best: Best | None = None
 
 
 class ResultStatus(Struct, frozen=True, kw_only=True):
@@ -134,7 +127,7 @@ class ResultStatus(Struct, frozen=True, kw_only=True):
 
     reason: str
     steps: Count
-    best: BestStatus | None
+    best: Best | None
     model: str | None
     sha256: str | None
     load: list[str]

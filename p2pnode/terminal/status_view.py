@@ -298,17 +298,6 @@ def status_line(status: Mapping[str, Any]) -> str:
     )
 
 
-def text_of(lines: Sequence[Line], style: Style) -> str:
-    """The lines as text."""
-    return "\n".join(style.render(line) for line in lines)
-
-
-def status_text(status: Mapping[str, Any], style: Style | None = None) -> str:
-    """The answer to `p2pnode status` as text; without a style neither cut nor coloured."""
-    shown = style or Style()
-    return text_of(status_lines(status, shown), shown)
-
-
 # -- what not every node has: devices, named values, a parameter server, repairs ---------------------------------------
 
 

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from p2pnode.status.events import Level
 from p2pnode.status.schema import (
     BarrierStatus,
-    BestStatus,
     CoordinationStatus,
     DataStatus,
     DeviceStatus,
@@ -39,6 +38,7 @@ from p2pnode.status.schema import (
     ValuesStatus,
     WaitingStatus,
 )
+from p2pnode.training.goal import Best
 from tests.process.harness.fake_node import STATUS
 
 STEP_S = 1.4
@@ -284,7 +284,7 @@ def finished() -> Scene:
     result = ResultStatus(
         reason="max_steps",
         steps=GOAL,
-        best=BestStatus(metric="accuracy", value=0.9722, step=1940),
+        best=Best(metric="accuracy", value=0.9722, step=1940),
         model="/home/user/.local/state/p2pnode/digits/model/model.safetensors",
         sha256="9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
         load=["from safetensors.torch import load_file", 'state = load_file("model.safetensors")'],
@@ -416,7 +416,7 @@ def hostile() -> Scene:
         result=ResultStatus(
             reason=evil,
             steps=1 << 62,
-            best=BestStatus(metric=evil, value=-1e300, step=3),
+            best=Best(metric=evil, value=-1e300, step=3),
             model=EVIL[5],
             sha256="f" * 64,
             load=[*EVIL],

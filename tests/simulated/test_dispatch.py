@@ -10,7 +10,8 @@ import pytest
 from p2pnode.status.events import EventRing
 from p2pnode.status.prometheus import render
 from p2pnode.status.report import LoopDelay, StatusReport
-from p2pnode.terminal.status_view import status_text
+from p2pnode.terminal.lines import Style
+from p2pnode.terminal.status_view import status_lines
 from p2pnode.training.dispatch.answers import QueueRules
 from tests.harness.environment.memory_store import MemoryStore
 from tests.harness.swarms.dispatch_swarm import DispatchSwarm, dataset, every_place, simulate
@@ -312,7 +313,7 @@ def test_a_missing_master_is_shown_until_one_serves() -> None:
         assert (status.dispatch.tasks, status.dispatch.passes, status.dispatch.last_error) == (15, 2, "")
         dispatch = status.dispatch
         assert (dispatch.todo or 0) + (dispatch.leased or 0) + (dispatch.done or 0) + (dispatch.failed or 0) == 15
-        text = status_text(msgspec.to_builtins(status))
+        text = "\n".join(map(Style().render, status_lines(msgspec.to_builtins(status), Style())))
         assert f"pass {dispatch.pass_number} of 2: {dispatch.todo} todo, {dispatch.leased} leased" in text
         assert not any("master" in finding.what for finding in status.health)
         assert 'p2pnode_dispatch_tasks{state="done"}' in render(report.metrics())

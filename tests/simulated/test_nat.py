@@ -14,7 +14,8 @@ from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode.overlay.transport import TransportError
 from p2pnode.status.events import EventRing
 from p2pnode.status.report import LoopDelay, StatusReport
-from p2pnode.terminal.status_view import status_text
+from p2pnode.terminal.lines import Style
+from p2pnode.terminal.status_view import status_lines
 from p2pnode.training.shards.applied import DeltaId
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.network.nat import Nat
@@ -177,7 +178,9 @@ def test_an_unreachable_node_trains_learns_and_reports() -> None:
         for number, thing in ((1, "forward UDP and TCP 8468"), (2, 'node.nat = "auto"'), (3, "node.client_only")):
             assert f"({number}) " in finding["do"]
             assert thing in finding["do"]
-        assert "your port 8468 cannot be reached from outside" in status_text(status)
+        assert "your port 8468 cannot be reached from outside" in "\n".join(
+            map(Style().render, status_lines(status, Style()))
+        )
 
         nat.rebind()
         step = node.progress.step

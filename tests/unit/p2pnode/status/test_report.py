@@ -8,7 +8,7 @@ import itertools
 
 from p2pnode.status.openapi import SCHEMAS, description
 from p2pnode.status.report import LoopDelay
-from p2pnode.status.schema import BestStatus
+from p2pnode.training.goal import Best
 from p2pnode.training.trainer_link.interface import Evaluation
 from tests.harness.environment.virtual_loop import run
 from tests.harness.swarms.status_swarm import report, simulate
@@ -53,7 +53,7 @@ def test_the_result_is_there_when_the_run_has_ended() -> None:
         assert before is None
         assert result is not None
         assert (result.reason, result.steps, result.may_differ) == ("max_steps", 3, None)
-        assert result.best == BestStatus(metric="loss", value=0.5, step=1)
+        assert result.best == Best(metric="loss", value=0.5, step=1)
         assert result.model == "model.safetensors"
         assert result.sha256 == hashlib.sha256(host.disk.files["model.safetensors"]).hexdigest()
         assert len(result.load) == 2
@@ -75,7 +75,7 @@ def test_the_best_metric_is_there_during_the_run() -> None:
         await swarm.until(lambda: host.living.progress.step >= 4, within_s=60, what="more steps")
 
         assert before is None
-        assert report(swarm, host).status().training.best == BestStatus(metric="accuracy", value=0.75, step=1)
+        assert report(swarm, host).status().training.best == Best(metric="accuracy", value=0.75, step=1)
 
     simulate(scenario)
 
