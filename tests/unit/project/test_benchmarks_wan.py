@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from benchmarks import wan_window
-from benchmarks.record import NotMeasured
-from benchmarks.wan import SCENARIOS, settings_of
 from benchmarks.wan_trainer import Ages
 from p2pnode.training.layout import shard_bounds
 
@@ -61,12 +59,6 @@ def test_a_swarm_is_settled_where_each_shard_has_an_owner_with_a_backup() -> Non
     assert not wan_window.is_settled([nodes[0], {"shards_without_backup": 0}])
 
 
-def test_a_line_that_is_still_written_is_no_note() -> None:
-    """The end of a file without its newline is left for later."""
-    assert wan_window.notes('{"step": 1}\n{"step": 2}\n{"st') == [{"step": 1}, {"step": 2}]
-    assert wan_window.notes("") == []
-
-
 def test_ages_are_turns_since_a_shard_changed() -> None:
     """A shard that changes in a thirtieth of its values is new; the others are a turn older."""
     vector = np.zeros(200_000, np.float32)
@@ -81,24 +73,3 @@ def test_ages_are_turns_since_a_shard_changed() -> None:
         assert ages.turns == [turn, turn, 0, turn]
     ages.look()
     assert ages.turns == [12, 12, 1, 12]
-
-
-def test_a_way_is_settings() -> None:
-    """Keys without a dot are of the exchange, values are read as they are written in TOML; anything else is refused."""
-    assert settings_of("codec=sparse, barrier.method=asp, replicas=0") == {
-        "exchange.codec": "sparse",
-        "barrier.method": "asp",
-        "exchange.replicas": 0,
-    }
-    assert settings_of("") == {}
-    with pytest.raises(NotMeasured, match="sparse"):
-        settings_of("sparse")
-
-
-def test_the_cables_of_a_scenario_make_its_path() -> None:
-    """Two cables together have the delay, jitter and loss that the scenario names."""
-    cable = SCENARIOS["E"].cables[0]
-    assert 2 * cable.delay_s == pytest.approx(0.03)
-    assert 2 * cable.jitter_s == pytest.approx(0.05)
-    assert 1 - (1 - cable.loss) ** 2 == pytest.approx(0.01)
-    assert [cable.up_mbit for cable in SCENARIOS["D"].cables] == [100, 100, 100, 5]

@@ -13,51 +13,6 @@ from p2pnode import screen
 from tests.harness.project.repository import ROOT
 from tools import install
 
-MB = 1e6
-
-#: Lines of pip 23.2 and 25.3, shortened.
-LINES = """\
-Looking in indexes: https://pypi.org/simple
-Obtaining file:///src/p2pnode
-  Installing build dependencies: started
-  Installing build dependencies: finished with status 'done'
-  Preparing editable metadata (pyproject.toml): started
-  Preparing editable metadata (pyproject.toml): finished with status 'done'
-Collecting aiohttp<4,>=3.14 (from p2pnode==0.1.0)
-  Downloading aiohttp-3.14.0-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (8.1 kB)
-Requirement already satisfied: numpy>=2.2 in ./lib
-Processing /wheels/six-1.17.0-py2.py3-none-any.whl
-  Downloading https://mirror.example/packages/torch-2.9.1-cp311-cp311-manylinux_2_28_x86_64.whl (104.2 MB)
-  Downloading idna-3.20-py3-none-any.whl (71 kB)
-  Using cached attrs-26.1.0-py3-none-any.whl (67 kB)
-Building wheels for collected packages: p2pnode
-  Building editable for p2pnode (pyproject.toml): started
-  Building editable for p2pnode (pyproject.toml): finished with status 'done'
-Installing collected packages: typing_extensions, six, idna, attrs, torch, p2pnode
-Successfully installed six-1.17.0
-"""
-
-
-def test_pip_s_lines_say_what_goes_on() -> None:
-    """What is looked for, built, downloaded and installed, each with what there is to count."""
-    progress, seen = install.Progress(), []
-    for line in LINES.splitlines():
-        progress.read(line)
-        seen.append(progress.view(arrived_bytes=50 * MB, installed=4))
-    assert list(dict.fromkeys(seen)) == [
-        ("look for packages", 0, 0, "found"),
-        ("look for packages", 1, 0, "found"),
-        ("installing build dependencies", 0, 0, ""),
-        ("preparing editable metadata", 0, 0, ""),
-        ("look for packages", 2, 0, "found"),
-        ("look for packages", 3, 0, "found"),
-        ("download torch-2.9.1", 50 * MB, 104.2 * MB, "bytes"),
-        ("download idna-3.20", 71e3, 71e3, "bytes"),
-        ("building editable for p2pnode", 0, 0, ""),
-        ("install", 4, 6, "packages"),
-    ]
-
-
 STUB = """
 import pathlib, sys, tempfile, time
 packages, gone = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])

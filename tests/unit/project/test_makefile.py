@@ -18,7 +18,6 @@ import p2pnode
 from tests.harness.project.repository import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-NEEDING_PACKAGES = ("demo", "test", "check", "format", "generated", "bench")
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -56,10 +55,9 @@ def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[st
 
 
 @needs_make
-@pytest.mark.parametrize("target", [*NEEDING_PACKAGES, "docs", "clean", "pins", "help"])
-def test_make_accepts_the_target(target: str) -> None:
+def test_make_accepts_the_targets() -> None:
     """Make can plan every target without running it."""
-    result = make("--dry-run", target)
+    result = make("--dry-run", "demo", "test", "check", "format", "generated", "bench", "docs", "clean", "pins", "help")
 
     assert (result.returncode, result.stderr) == (0, "")
 
