@@ -9,7 +9,6 @@ the next node trains the rest again.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -20,23 +19,15 @@ from p2pnode.training.trainer_link.record_messages import RecordTask, TaskTraine
 Key = tuple[int, int]
 
 
-class SavedTask(msgspec.Struct, frozen=True, array_like=True):
-    """A held task in the state directory; the first `trained` of its records are counted."""
-
-    task: RecordTask
-    lease_s: float
-    trained: int
-
-
-@dataclass(slots=True)
-class HeldTask:
-    """`reports`: step → records reported with it, for steps that are not counted yet."""
+class HeldTask(msgspec.Struct, array_like=True):
+    """Also what the state directory has of it. `reports`: step → records reported with it, for steps that are not
+    counted yet."""
 
     task: RecordTask
     lease_s: float
     counted: int
     is_drawn: bool = False
-    reports: dict[int, int] = field(default_factory=dict)
+    reports: dict[int, int] = {}
 
     @property
     def key(self) -> Key:
@@ -142,6 +133,6 @@ class HeldTasks:
     def shortest_lease_s(self) -> float | None:
         return min((held.lease_s for held in self._tasks.values()), default=None)
 
-    def saved(self) -> list[SavedTask]:
+    def tasks(self) -> list[HeldTask]:
         """For the state directory."""
-        return [SavedTask(held.task, held.lease_s, held.counted) for held in self._tasks.values()]
+        return list(self._tasks.values())

@@ -21,7 +21,7 @@ from p2pnode.training.dispatch.answers import MAX_AVOIDED, Answer, Cause, Held, 
 from p2pnode.training.dispatch.chunks import BadDataset
 from p2pnode.training.dispatch.client import MasterClient, Trouble
 from p2pnode.training.dispatch.dataset import LocalDataset, RecordFilesMissing
-from p2pnode.training.dispatch.held import HeldTasks, Key, SavedTask
+from p2pnode.training.dispatch.held import HeldTask, HeldTasks, Key
 from p2pnode.training.dispatch.messages import (
     DatasetTold,
     EndTask,
@@ -68,7 +68,7 @@ class SavedPosition(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = 1
     identity: bytes
-    tasks: list[SavedTask]
+    tasks: list[HeldTask]
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,16 +364,16 @@ class RecordsService:
             self._report_answered.set()
         first, self._identity = not self._identity, identity
         saved = await self._read_position() if first else []
-        known = [Held(one.task.task, one.task.attempt, one.trained) for one in saved]
+        known = [one.state for one in saved]
         if not known:
             return
         told = await self.client.ask(self._genesis, RenewTasks(self._identity, known), ReportsTold)
         for one, answer in zip(saved, told.answers, strict=False):
             stands = answer == ReportAnswer.RENEWED
             if stands:
-                self.held.add(one.task, one.lease_s, one.trained)
+                self.held.add(one.task, one.lease_s, one.counted)
             self._log.info(
-                "dispatch_resumed" if stands else "dispatch_superseded", task=one.task.task, trained=one.trained
+                "dispatch_resumed" if stands else "dispatch_superseded", task=one.task.task, trained=one.counted
             )
             self.superseded += not stands
         for complete in self.held.count(0):  # one whose last step was counted just before the end
@@ -438,13 +438,13 @@ class RecordsService:
 
     async def _write_position(self) -> None:
         """A fault is logged, and costs nothing but the position."""
-        position = msgspec.json.encode(SavedPosition(identity=self._identity, tasks=self.held.saved()))
+        position = msgspec.json.encode(SavedPosition(identity=self._identity, tasks=self.held.tasks()))
         try:
             await self._executor.run(self._disk.write, STATE_FILE, position)
         except OSError as error:
             self._log.warning("dispatch_position_not_written", reason=str(error))
 
-    async def _read_position(self) -> list[SavedTask]:
+    async def _read_position(self) -> list[HeldTask]:
         """The tasks that an earlier start held of the same queue."""
         try:
             content = await self._executor.run(self._disk.read, STATE_FILE)
