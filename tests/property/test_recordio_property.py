@@ -72,6 +72,7 @@ def test_a_file_cut_anywhere_gives_its_whole_chunks(
         assert list(file) == records[: sum(place.records for place in whole)]
         assert (file.torn_chunk is None) == (size in (0, *(place.end for place in whole)))
         assert file.torn_chunk is None or type(file.torn_chunk) is TornChunk
+    assert list(read_index(path, torn="skip").chunks) == whole
 
 
 @FIXED

@@ -650,22 +650,6 @@ def test_a_worker_whose_only_server_died_says_what_is_lost():
     assert "had version" not in never
 
 
-def test_a_silent_owner_of_keys_is_waited_for():
-    """While the backup of a dead owner takes over, the commit is tried again; it counts once."""
-
-    async def history():
-        world = World(ServerOptions(), lambda _: simple(stop=lambda ctx: ctx.version >= 20))
-        world.add(server=True)
-        world.add(server=False)
-        await asyncio.sleep(0.7)
-        world.unavailable_until = world.clock() + 8.0
-        await world.ends()
-        return await world.store.get("w"), await world.record()
-
-    value, record = run(history(), limit_s=300.0)
-    assert (value.value, record.version) == (20, 20)
-
-
 def test_what_died_with_worker_and_server_is_counted():
     """A server that finds a commit without its worker shows so, and goes on; at the end all nodes raise the error."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from p2pnode.training.dispatch import conversion
 from p2pnode.training.dispatch.conversion import BadSource, find_paths, json_records, npz_records, text_records
@@ -53,19 +51,6 @@ def test_a_line_is_a_record(content: bytes, records: list[bytes], tmp_path: Path
     """Lines end with LF or CR LF alone; the last one needs no end; empty lines are kept; one mark is left out."""
     assert list(text_records(written(tmp_path, content))) == records
     assert list(text_records(written(tmp_path, gzip.compress(content)))) == records
-
-
-@settings(derandomize=True, database=None, deadline=None, max_examples=60)
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n")), max_size=6), st.booleans())
-def test_any_text_comes_back_line_by_line(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], windows: bool
-) -> None:
-    """Whatever the characters, each line comes back as it was, with the ends of either system."""
-    texts = [text.lstrip("\ufeff").rstrip("\r") for text in texts]
-    end = "\r\n" if windows else "\n"
-    source = written(tmp_path_factory.mktemp("text"), "".join(text + end for text in texts).encode())
-
-    assert [record.decode() for record in text_records(source)] == texts
 
 
 @pytest.mark.parametrize(

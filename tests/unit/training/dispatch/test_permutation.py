@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 
 import pytest
@@ -26,16 +25,6 @@ def test_seed_and_epoch_change_the_order() -> None:
 
     assert orders[0] == orders[1]
     assert len({tuple(order) for order in orders}) == 3
-
-
-def test_the_order_looks_random() -> None:
-    """Neighbouring places hold samples that lie a third of the data set apart, as in a shuffle."""
-    size = 20_000
-    order = EpochOrder(size, 5, 0).samples(0, size)
-
-    apart = sum(abs(one - next_one) for one, next_one in itertools.pairwise(order)) / size
-
-    assert apart == pytest.approx(size / 3, rel=0.02)
 
 
 def test_a_large_data_set_needs_no_list() -> None:

@@ -130,16 +130,6 @@ def test_a_program_runs_to_its_end(engine_daemon: EngineDaemon, engine: PeerToPe
     assert all(callable(one) for one in (schedule, push, pull, stop))
 
 
-def test_a_second_run_goes_on_where_the_first_has_ended(engine: PeerToPeer) -> None:
-    """`start` may be called again: steps are counted on."""
-    engine.register_push(lambda _ctx, _params: [("n", 1)])
-    engine.register_pull("add")
-    for last in (3, 5):
-        engine.register_stop(lambda ctx, last=last: ctx.step >= last)  # type: ignore[misc]
-        assert engine.start() == last
-        assert engine.get("n") == (last, last)
-
-
 @pytest.mark.parametrize("verb", ["schedule", "push", "barrier", "stop"])
 def test_an_error_in_a_function_ends_start_and_leaves_the_engine(
     verb: str, engine_daemon: EngineDaemon, engine: PeerToPeer

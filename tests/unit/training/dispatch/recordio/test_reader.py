@@ -57,25 +57,6 @@ def test_no_flipped_bit_yields_a_wrong_record(data: bytes, tmp_path: Path) -> No
     assert silent == [], "neither a wrong record nor a whole one that is left out: a damaged size is no torn chunk"
 
 
-def test_a_file_cut_anywhere_is_its_whole_chunks_and_a_report(data: bytes, tmp_path: Path) -> None:
-    """A file cut at any byte gives the chunks before the cut, and the chunk that was cut is refused or reported."""
-    path = tmp_path / "cut"
-    boundary = read_index(_write(tmp_path / "whole", data)).chunks[1].offset
-    for size in range(len(data)):
-        path.write_bytes(data[:size])
-        whole = FIRST if size >= boundary else []
-        if size in (0, boundary):
-            assert read(path) == (whole, None)
-            continue
-        with pytest.raises(TornChunk):
-            read(path)
-        records, reported = read(path, "skip")
-        assert records == whole
-        assert reported is not None
-        assert (reported.offset, reported.chunk) == ((boundary, 1) if size > boundary else (0, 0))
-        assert sum(place.records for place in read_index(path, torn="skip").chunks) == len(whole)
-
-
 def _write(path: Path, data: bytes) -> Path:
     path.write_bytes(data)
     return path
