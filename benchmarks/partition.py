@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.daemons import acknowledged_steps
 from benchmarks.record import NotMeasured, Outcome, Series
 from p2pnode.overlay.system import FolderDisk
-from p2pnode.training import checkpoint
 from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.files import checkpoint
 from p2pnode.training.layout import shard_bounds
 from tests.process.harness.lan_world import Lan, LanNode, NotPermitted, lan
 from tests.process.harness.swarm_world import POLL_INTERVAL_S, START_S, kill_all

@@ -1,6 +1,6 @@
 """What a swarm needs on paper: bytes, memory and time per step, for models, lines and numbers of nodes.
 
-Bytes are those of `training.step_bytes`, memory that of `p2pnode.lifecycle.memory_budget`, the codec that of
+Bytes are those of `training.encoding.step_bytes`, memory that of `p2pnode.lifecycle.memory_budget`, the codec that of
 `exchange.codec = "auto"`. Every node has the same line, as fast up as down. Shards are placed by hashes, so the busiest
 owner has more than the mean share; its upload sets the pace. Pure. `make generated` writes the tables of
 docs/scale.md. Tests compare it with counted bytes and with the time of simulated lines.
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import msgspec
 
 from p2pnode.lifecycle.memory_budget import budget
-from p2pnode.training.codec_choice import PART_BESIDE, CodecChoice, LineFacts
+from p2pnode.training.encoding.codec_choice import PART_BESIDE, CodecChoice, LineFacts
+from p2pnode.training.encoding.step_bytes import StepBytes, StepShape, step_bytes
 from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shard_count import shard_count
-from p2pnode.training.step_bytes import StepBytes, StepShape, step_bytes
 
 MBIT_BYTES_PER_S = 125_000.0
 MODELS: dict[str, int] = {"124 M": 124_000_000, "1 B": 1_000_000_000, "7 B": 7_000_000_000}

@@ -1,21 +1,31 @@
 """The manifest: what all nodes of a swarm must agree on, and the comparison of two manifests.
 
-The founder's manifest is the swarm's. A joiner builds its own from its model and settings; where the two differ, it is
-refused with both values. Pure.
+The founder's manifest is the swarm's. A joiner builds its own from its model and settings, and asks a member for the
+swarm's; where the two differ, it is refused with both values. The number of shards is the swarm's: a joiner that was
+given none (`exchange.shards = 0`) takes it over from the answer.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import msgspec
 
+from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Buffer, Response, TransportError, gathered, in_parts
+from p2pnode.training.errors import TrainingError
 from p2pnode.training.layout import Layout, LayoutEntry, shard_bounds
 from p2pnode.training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
-from p2pnode.training.shard_count import shard_count
+from p2pnode.training.shard_count import MAX_SHARDS, shard_count
 from p2pnode.training.shards.outer_rule import Rule
+from p2pnode.training.swarm import Swarm
 from p2pnode.training.trainer_link.interface import TrainerHello
 
 #: Increased when nodes of two versions cannot work in one swarm.
 PROTOCOL = 5
+QUESTION_TIMEOUT_S = 3.0
+#: A model of ten thousand tensors has a megabyte of names and shapes.
+MAX_MANIFEST_BYTES = 8 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,3 +162,41 @@ def _frozen_mismatch(mine: Manifest, theirs: Manifest) -> Mismatch | None:
 
 def _describe(entry: LayoutEntry) -> str:
     return f"{entry.kind} {entry.name} {list(entry.shape)} {entry.dtype}"
+
+
+class ManifestRefused(TrainingError):
+    """This node and the swarm disagree; the text names the fields with both sides' values, and so does `fields`."""
+
+    def __init__(self, mismatches: list[Mismatch], peer: str) -> None:
+        super().__init__(explain(mismatches, peer=peer))
+        self.fields = [item.field for item in mismatches]
+
+
+def answer_joiners(swarm: Swarm, manifest: Manifest) -> None:
+    """Answer joiners with this node's manifest."""
+
+    async def handler(_sender: Contact, _payload: bytes, _stream: AsyncIterator[Buffer]) -> Response:
+        return Response(b"", in_parts(msgspec.msgpack.encode(manifest)))
+
+    swarm.register("manifest", handler)
+
+
+async def compare_with(swarm: Swarm, peer: Contact, proposal: Manifest, *, adopts_shards: bool = False) -> Manifest:
+    """Compare this node's proposal with a peer's manifest; returns the one that both have. Raises `ManifestRefused`
+    where they differ.
+
+    `adopts_shards`: it takes the swarm's number of shards. Raises `TransportError` when the peer has no manifest yet,
+    has one that no node can have, or cannot be reached: ask another.
+    """
+    try:
+        async with swarm.request(peer, "manifest", b"", timeout_s=QUESTION_TIMEOUT_S) as response:
+            answer = msgspec.msgpack.decode(await gathered(response.body, MAX_MANIFEST_BYTES), type=Manifest)
+    except (ValueError, RecursionError) as error:
+        raise TransportError("foreign", peer.address, f"gave a malformed manifest: {error}") from error
+    if adopts_shards:
+        if not 1 <= answer.shards <= MAX_SHARDS:
+            raise TransportError("foreign", peer.address, f"gave a manifest with {answer.shards} shards")
+        proposal = msgspec.structs.replace(proposal, shards=answer.shards)
+    if mismatches := compare(proposal, answer):
+        raise ManifestRefused(mismatches, peer.node_id.hex()[:8])
+    return proposal

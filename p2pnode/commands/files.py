@@ -96,7 +96,7 @@ def export(
         raise UserError(f"{path} does not end in a known format", hint, ExitCode.USAGE)
     folder = loaded(config, None, {"node.state_dir": ("--state-dir", state_dir)}).config.state_folder
     folder, step, vector = newest_checkpoint(folder)
-    from p2pnode.training.model_file import BadModelFile  # here: numpy is not needed by the other commands
+    from p2pnode.training.files.model_file import BadModelFile  # here: numpy is not needed by the other commands
 
     try:
         with new_file(path, force) as draft:
@@ -171,7 +171,7 @@ def newest_checkpoint(state_folder: Path) -> tuple[Path, int, Path]:
 
 def _newest(state_folder: Path) -> tuple[int, Path] | None:
     from p2pnode.overlay.system import FolderDisk  # here: asyncio is not needed by the other commands
-    from p2pnode.training import checkpoint
+    from p2pnode.training.files import checkpoint
 
     with contextlib.suppress(OSError):
         for folder in checkpoint.complete_folders(FolderDisk(state_folder)):

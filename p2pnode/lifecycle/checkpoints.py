@@ -1,8 +1,8 @@
 """Decides when a node writes a checkpoint, and writes it beside training: vector, trainer's own state, held shards.
 
 Between two steps a checkpoint only begins. The trainer copies its own state and a thread of it writes the copy; the
-vector is read shard by shard while the next step trains (`training.exchange.store.replica`), and the shards
-that the node holds are copied a few at a time. The marker comes last (`training.checkpoint`). A full disk is logged and
+vector is read shard by shard while the next step trains (`training.exchange.store.replica`), and the shards that the
+node holds are copied a few at a time. The marker comes last (`training.files.checkpoint`). A full disk is logged and
 never ends the node.
 """
 
@@ -20,12 +20,12 @@ import msgspec
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.overlay.environment import Executor
-from p2pnode.training import checkpoint
-from p2pnode.training.checkpoint import CheckpointState
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.replica import ReplicaReading
+from p2pnode.training.files import checkpoint
+from p2pnode.training.files.checkpoint import CheckpointState
 from p2pnode.training.manifest import Manifest
 from p2pnode.training.progress import Progress
 from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH, has_length

@@ -3,7 +3,7 @@
 A complete model has three parts: a description of its tensors, the fixed tensors, which training never changes, and the
 vector, which training changes. The trainer makes the first two. This module keeps them in the folder `model/` of the
 state directory while the node trains. A checkpoint has the vector. So `p2pnode export` needs no trainer
-(`training.model_file`).
+(`training.files.model_file`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from p2pnode.overlay.environment import Disk
 from p2pnode.overlay.system import FolderDisk
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.errors import TrainingError
+from p2pnode.training.files.model_file import BadModelFile, Piece, TensorFile, model_pieces, open_fixed
 from p2pnode.training.layout import Layout
-from p2pnode.training.model_file import BadModelFile, Piece, TensorFile, model_pieces, open_fixed
 from p2pnode.training.supervisor.launch import add_checkout
 from p2pnode.training.trainer_link.interface import ModelDescription, TrainerFailed
 

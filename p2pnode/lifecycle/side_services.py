@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from p2pnode.lifecycle.environment import NodePart
 from p2pnode.training.devices.coordination import Coordination
 from p2pnode.training.devices.host import HostTrainer
-from p2pnode.training.duplicate_data import DuplicateData
-from p2pnode.training.few_changes import FewChanges
+from p2pnode.training.findings.duplicate_data import DuplicateData
+from p2pnode.training.findings.few_changes import FewChanges
 from p2pnode.training.goal_announcement import GoalAnnouncement
 from p2pnode.training.layout import Layout
 from p2pnode.training.step_loop import StepLoop

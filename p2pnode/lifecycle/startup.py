@@ -18,14 +18,15 @@ from p2pnode.lifecycle.state_directory import StateDirectory
 from p2pnode.overlay.overlay import NotThisSwarm, OnlyItself
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import TransportError
-from p2pnode.training import checkpoint, manifest_check, shard_count
-from p2pnode.training.checkpoint import Checkpoint
+from p2pnode.training import manifest as manifests
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.store.records import StoredState
-from p2pnode.training.manifest import Manifest, propose
-from p2pnode.training.manifest_check import ManifestRefused
+from p2pnode.training.files import checkpoint
+from p2pnode.training.files.checkpoint import Checkpoint
+from p2pnode.training.manifest import Manifest, ManifestRefused, answer_joiners, propose
 from p2pnode.training.settings import BarrierSettings
 from p2pnode.training.shard_count import ChosenBy, ShardsFixed
+from p2pnode.training.shard_count import choose as choose_shards
 from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH, has_length
 from p2pnode.training.trainer_link.interface import Restored, TrainerFailed, TrainerHello, TrainerLeft, Vector
 
@@ -284,7 +285,7 @@ class Startup(NodePart):
         `owns` as in `_get_vector`."""
         exchange.delay_takeover(TAKEOVER_DELAY_S)
         await exchange.start()
-        manifest_check.register(self.overlay, exchange.manifest)
+        answer_joiners(self.overlay, exchange.manifest)
         await self._get_vector(exchange, source, owns=owns)
 
     async def _offer_checkpoint(self, exchange: Exchange, manifest: Manifest) -> None:
@@ -311,7 +312,7 @@ class Startup(NodePart):
         config, total = self.config, hello.layout.total
         stored = self.directory.record.shards
         try:
-            choice = shard_count.choose(total, config.exchange.shards, stored, config.training.min_nodes)
+            choice = choose_shards(total, config.exchange.shards, stored, config.training.min_nodes)
         except ShardsFixed as error:
             raise UserError(str(error), hint=SHARDS_HINT, exit_code=ExitCode.MISMATCH) from error
         assert self.overlay.genesis is not None
@@ -353,9 +354,7 @@ class Startup(NodePart):
             peers = [peer.contact for peer in members]  # a peer must not be read after a wait: it may be gone
             for peer in peers:
                 try:
-                    manifest = await manifest_check.compare_with(
-                        self.overlay, peer, proposal, adopts_shards=adopts_shards
-                    )
+                    manifest = await manifests.compare_with(self.overlay, peer, proposal, adopts_shards=adopts_shards)
                     return Agreement(manifest, peer)
                 except ManifestRefused as error:
                     hint = "take over the swarm's settings and model, or join another run"

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from p2pnode.status.schema import DeviceStatus, DispatchStatus, Finding, LineStatus
-from p2pnode.training.codec_choice import CodecChoice
 from p2pnode.training.dispatch.client import TROUBLE_S
 from p2pnode.training.dispatch.master import MasterFacts
 from p2pnode.training.dispatch.worker import RecordsFacts
+from p2pnode.training.encoding.codec_choice import CodecChoice
 from p2pnode.training.encoding.table import CHOICES
 
 #: Steps with a refusal among the last ones (`Progress.refusals`). One refusal is no finding: a shard that has just been

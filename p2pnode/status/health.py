@@ -23,9 +23,9 @@ from p2pnode.status.findings import (
 )
 from p2pnode.status.schema import DispatchStatus, Finding, LineStatus, LostPeer
 from p2pnode.status.sections import device_status
-from p2pnode.training.duplicate_data import ADVICE
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.timeouts import Obstacles
+from p2pnode.training.findings.duplicate_data import ADVICE
 
 #: A barrier that waits longer than this, and a delta that no owner has taken for longer, is a finding.
 LONG_WAIT_S = 10.0

@@ -29,10 +29,10 @@ from p2pnode.status.schema import (
     ServerStatus,
     ValuesStatus,
 )
-from p2pnode.training.codec_choice import CodecChoice, LineFacts
 from p2pnode.training.devices.host import HostTrainer
 from p2pnode.training.dispatch.master import MasterFacts
 from p2pnode.training.dispatch.worker import RecordsFacts
+from p2pnode.training.encoding.codec_choice import CodecChoice, LineFacts
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.trainer_link.engine_messages import TaskCounts
 from p2pnode.training.trainer_link.interface import Trainer

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from tests.unit.training.test_checkpoint import Lines
 
 from p2pnode.commands.files import newest_checkpoint
 from p2pnode.overlay.system import FolderDisk
-from p2pnode.training import checkpoint
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.files import checkpoint
 from p2pnode.training.layout import shard_bounds
 from p2pnode.training.shards.state import last_steps
 from tests.harness.project.repository import ROOT
 from tests.process.harness.swarm_world import START_S, ProcessNode, until
-from tests.unit.training.test_checkpoint import Lines
 
 NODES = 3
 TOTAL, SHARDS = NODES * 64, 8

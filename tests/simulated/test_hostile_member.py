@@ -16,12 +16,12 @@ from p2pnode.overlay.nat.reachability import DialBackAnswer
 from p2pnode.overlay.peers import Activity, Contact
 from p2pnode.overlay.transport import Buffer, TransportError
 from p2pnode.training.dispatch.messages import WhoServes
-from p2pnode.training.duplicate_data import FirstDeltas
 from p2pnode.training.encoding.frames import Part, frames
 from p2pnode.training.exchange.messages import LocateOwners, Push, PushAnswer, decode, encode
 from p2pnode.training.exchange.ownership_messages import Fetch, LoggedDelta, OfferedDeltas, OfferedDeltasAnswer
 from p2pnode.training.exchange.store import shard_store as store_module
 from p2pnode.training.exchange.store.records import BufferedDelta
+from p2pnode.training.findings.duplicate_data import FirstDeltas
 from p2pnode.training.goal_announcement import GoalReached
 from p2pnode.training.manifest import Manifest
 from p2pnode.training.shards.applied import Applied, DeltaId

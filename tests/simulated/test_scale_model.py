@@ -9,10 +9,10 @@ from statistics import median
 import numpy as np
 import pytest
 
+from p2pnode.training.encoding.step_bytes import StepShape, step_bytes
 from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.settings import ExchangeSettings
-from p2pnode.training.step_bytes import StepShape, step_bytes
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.exchange_swarm import Member, World

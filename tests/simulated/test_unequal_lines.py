@@ -13,7 +13,7 @@ import pytest
 from p2pnode.overlay.capacity import FLOOR_CLASSES, CapacityClass, class_of, split, weight_exponents
 from p2pnode.status.events import EventRing
 from p2pnode.status.report import LoopDelay, StatusReport
-from p2pnode.training.codec_choice import CodecChoice
+from p2pnode.training.encoding.codec_choice import CodecChoice
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.settings import ExchangeSettings
 from tests.harness.environment.virtual_loop import VirtualLoop

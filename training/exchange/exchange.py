@@ -10,10 +10,11 @@ from collections.abc import Callable
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact, PeerChange
 from p2pnode.overlay.supervision import supervised
-from p2pnode.training.codec_choice import CodecChoice, CodecControl
 from p2pnode.training.cooperative import LoopYielder, off_loop
+from p2pnode.training.encoding.codec_choice import CodecChoice, CodecControl
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.pull_codecs import change_codec
+from p2pnode.training.encoding.step_bytes import StepShape
 from p2pnode.training.exchange.backup import BackupHandler
 from p2pnode.training.exchange.client.outbox import Outbox
 from p2pnode.training.exchange.client.pull import PullClient, PullReport
@@ -43,7 +44,6 @@ from p2pnode.training.exchange.terms import ZERO_TERM, Term
 from p2pnode.training.manifest import Manifest
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.delta_range import is_delta_in_range
-from p2pnode.training.step_bytes import StepShape
 from p2pnode.training.swarm import Swarm
 from p2pnode.training.values.client import SwarmValues
 

@@ -143,7 +143,7 @@ class TensorSource(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ModelDescription(msgspec.Struct, frozen=True):
-    """What a complete file of the model needs beside the vector (`training.model_file`).
+    """What a complete file of the model needs beside the vector (`training.files.model_file`).
 
     `fixed_digest` covers the tensors that training never changes: frozen parameters and constant buffers; empty: there
     are none. `local` has the bytes of each integer buffer, as this node has them now.

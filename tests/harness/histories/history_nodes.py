@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2pnode.overlay.transport import TransportError
-from p2pnode.training.codec_choice import LineFacts
+from p2pnode.training.encoding.codec_choice import LineFacts
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.table import CHOICES
 from p2pnode.training.exchange.delta import Delivery

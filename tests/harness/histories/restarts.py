@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from p2pnode.training import checkpoint
+from p2pnode.training.files import checkpoint
 from p2pnode.training.layout import shard_bounds
 from p2pnode.training.trainer_link.interface import StepOrder
 from tests.harness.environment.simulated import ListLog

@@ -112,7 +112,7 @@ BREAKS: dict[int, Break] = {
         f"{SIMULATED}/test_exchange_faults.py::test_both_sides_of_a_split_end_in_one_model[False]",
     ),
     6: Break(
-        "p2pnode.training.checkpoint:finish",
+        "p2pnode.training.files.checkpoint:finish",
         "no checkpoint is ever complete",
         returns(None),
         f"{SIMULATED}/test_swarm_resume.py::test_stopped_in_order_the_swarm_goes_on_with_the_vector_it_had[61-pssp]",
@@ -136,7 +136,7 @@ BREAKS: dict[int, Break] = {
         "tests/unit/training/barriers/test_predicates.py::test_quantile_passes_when_that_share_is_far_enough",
     ),
     10: Break(
-        "p2pnode.training.codec_choice:CodecChoice.decide",
+        "p2pnode.training.encoding.codec_choice:CodecChoice.decide",
         "the line does not decide on the codec",
         returns(False),
         f"{SIMULATED}/test_slow_start.py::test_behind_slow_lines_a_swarm_trains_from_its_first_step_on",

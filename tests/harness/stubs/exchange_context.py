@@ -18,7 +18,7 @@ from p2pnode.overlay.line_rate import MeasuredLine
 from p2pnode.overlay.peers import Activity, Contact, PeerChange
 from p2pnode.overlay.requests import Handler
 from p2pnode.overlay.transport import Body, ReceivedResponse, Response, TransportError
-from p2pnode.training.codec_choice import CodecChoice
+from p2pnode.training.encoding.codec_choice import CodecChoice
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import decode, encode
 from p2pnode.training.exchange.owner.deltas import DeltaHandler

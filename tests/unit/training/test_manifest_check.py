@@ -15,8 +15,15 @@ from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.requests import Handler
 from p2pnode.overlay.transport import MAX_HEAD_BYTES, Body, Buffer, ReceivedResponse, Response, TransportError
 from p2pnode.training.layout import Layout, LayoutEntry
-from p2pnode.training.manifest import PROTOCOL, Manifest, Mismatch, explain
-from p2pnode.training.manifest_check import ManifestRefused, compare_with, register
+from p2pnode.training.manifest import (
+    PROTOCOL,
+    Manifest,
+    ManifestRefused,
+    Mismatch,
+    answer_joiners,
+    compare_with,
+    explain,
+)
 from p2pnode.training.shards.outer_rule import Rule
 from tests.harness.trainers.stub_trainer import plain_layout
 
@@ -66,7 +73,7 @@ def swarm_with(answer: bytes | None = None) -> Any:
     """A peer that answers with these bytes, or by the code of this version."""
     swarm = OnePeer()
     if answer is None:
-        register(cast(Any, swarm), SWARMS)
+        answer_joiners(cast(Any, swarm), SWARMS)
     else:
 
         async def handler(_sender: Contact, _payload: bytes, _stream: AsyncIterator[Buffer]) -> Response:
@@ -88,7 +95,7 @@ def test_a_model_of_many_tensors_is_compared_too() -> None:
         tuple(LayoutEntry(name, (4, 4), "float32", "parameter", 16 * place, 16) for place, name in enumerate(names))
     )
     large, swarm = msgspec.structs.replace(SWARMS, layout=layout), OnePeer()
-    register(cast(Any, swarm), large)
+    answer_joiners(cast(Any, swarm), large)
     assert len(msgspec.msgpack.encode(large)) > MAX_HEAD_BYTES
     assert asyncio.run(compare_with(cast(Any, swarm), PEER, large)) == large
 

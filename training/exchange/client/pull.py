@@ -18,9 +18,9 @@ from typing import Any
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import TransportError
-from p2pnode.training.codec_choice import CodecChoice
 from p2pnode.training.cooperative import light
 from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codec_choice import CodecChoice
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
 from p2pnode.training.encoding.pull_codecs import is_whole, subscribes, whole_codec
 from p2pnode.training.exchange.client.joiner_relief import JoinerRelief

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from p2pnode.overlay.environment import Environment
-from p2pnode.training.codec_choice import CodecChoice
 from p2pnode.training.cooperative import LoopTurns, ThreadPauses
 from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codec_choice import CodecChoice
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.table import CODECS, LEAST_LOSSY, CodecName
 from p2pnode.training.exchange.client.outbox import Outbox

@@ -23,9 +23,9 @@ import msgspec
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Buffer, Response
-from p2pnode.training.codec_choice import CodecChoice
 from p2pnode.training.cooperative import VALUES_PER_PART, light
 from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codec_choice import CodecChoice
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
 from p2pnode.training.encoding.table import CODECS, LEAST_LOSSY, CodecName

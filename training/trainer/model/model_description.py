@@ -1,4 +1,4 @@
-"""Describes the whole model to the daemon, which writes the model's file itself (`training.model_file`).
+"""Describes the whole model to the daemon, which writes the model's file itself (`training.files.model_file`).
 
 So the daemon can write it when this process has ended, and `p2pnode export` from a checkpoint alone. Tensors that
 training never changes are written once, to a file beside the checkpoints, by a thread of their own: a frozen base model
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from p2pnode.training.model_file import DTYPES, VECTOR_DTYPES, TensorInfo, file_pieces, fixed_name
+from p2pnode.training.files.model_file import DTYPES, VECTOR_DTYPES, TensorInfo, file_pieces, fixed_name
 from p2pnode.training.trainer.connection import Warn
 from p2pnode.training.trainer.model.vector import (
     ModelVector,

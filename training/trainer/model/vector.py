@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from p2pnode.training.files.model_file import digest_head
 from p2pnode.training.layout import Layout, LayoutEntry
-from p2pnode.training.model_file import digest_head
 from p2pnode.training.trainer.model.unshared_tensors import UnsharedTensors, is_averaged
 from p2pnode.training.trainer_link.interface import TrainerFailed, Vector
 

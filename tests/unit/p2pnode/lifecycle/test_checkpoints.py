@@ -14,10 +14,10 @@ import pytest
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.checkpoints import ATTEMPTS, CheckpointWriter, copied
 from p2pnode.overlay.system import FolderDisk
-from p2pnode.training import checkpoint
-from p2pnode.training.checkpoint import Checkpoint
 from p2pnode.training.exchange.store.replica import Replica, ReplicaReading
 from p2pnode.training.exchange.terms import ZERO_TERM, Term
+from p2pnode.training.files import checkpoint
+from p2pnode.training.files.checkpoint import Checkpoint
 from p2pnode.training.layout import shard_bounds
 from p2pnode.training.progress import Progress
 from p2pnode.training.settings import TrainingSettings

@@ -20,7 +20,8 @@ from p2pnode.overlay.overlay import Overlay
 from p2pnode.overlay.peer_table import PeerTable
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import TransportError
-from p2pnode.training import checkpoint, manifest_check
+from p2pnode.training import manifest as manifests
+from p2pnode.training.files import checkpoint
 from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.builders.peers import heartbeat
 from tests.harness.environment.simulated import ListLog, MemoryDisk, NoLog, VirtualClock
@@ -393,7 +394,7 @@ def test_a_founder_opens_nothing_while_a_silent_node_may_have_the_model(monkeypa
         await swarm.until(lambda: other.living.progress.step >= 5, within_s=60, what="both train")
         await swarm.kill("n0")
         with monkeypatch.context() as patch:
-            patch.setattr(manifest_check, "compare_with", silent)
+            patch.setattr(manifests, "compare_with", silent)
             founder = swarm.start("n0", bootstrap="n1")
             await asyncio.sleep(3 * NO_MODEL_S)
             assert founder.living.phase == "joining"
@@ -426,7 +427,7 @@ def test_a_member_that_is_gone_while_another_answers_is_asked_at_its_address(mon
             async with asyncio.timeout(0.1):
                 await startup._ask_members(nothing, adopts_shards=False)
 
-    monkeypatch.setattr(manifest_check, "compare_with", gone)
+    monkeypatch.setattr(manifests, "compare_with", gone)
     run(scenario())
     assert asked == ["10.0.0.1:8468", "10.0.0.2:8468"]
 

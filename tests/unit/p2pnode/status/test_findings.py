@@ -17,11 +17,11 @@ from p2pnode.status.findings import (
     version_findings,
 )
 from p2pnode.status.sections import line_status
-from p2pnode.training.codec_choice import CodecChoice, LineFacts
+from p2pnode.training.encoding.codec_choice import CodecChoice, LineFacts
+from p2pnode.training.encoding.step_bytes import StepShape, step_bytes
 from p2pnode.training.exchange.messages import RefusalReason
 from p2pnode.training.progress import Progress
 from p2pnode.training.settings import ExchangeSettings
-from p2pnode.training.step_bytes import StepShape, step_bytes
 
 
 def measured(bytes_per_s: float) -> MeasuredLine:

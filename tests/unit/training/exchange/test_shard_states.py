@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Iterable
 import msgspec
 import numpy as np
 import pytest
+from tests.unit.training.test_checkpoint import Lines
 
 from p2pnode.overlay.transport import Buffer
-from p2pnode.training import checkpoint
-from p2pnode.training.checkpoint import Checkpoint, CheckpointState
 from p2pnode.training.encoding.frames import BadFrame, FrameReader
 from p2pnode.training.exchange.messages import decode, encode, record_frames
 from p2pnode.training.exchange.ownership_messages import StateHead
@@ -28,6 +27,8 @@ from p2pnode.training.exchange.store.shard_states import (
 )
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.terms import MAX_BELIEVED, Term
+from p2pnode.training.files import checkpoint
+from p2pnode.training.files.checkpoint import Checkpoint, CheckpointState
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.outer_rule import Rule
 from p2pnode.training.shards.state import ShardState
@@ -36,7 +37,6 @@ from p2pnode.training.shards.value_table import ValueTable
 from p2pnode.training.values.encoding import encode_key, encode_value
 from tests.harness.builders.stores import IDS, SUM, store_of, term, zeros
 from tests.harness.environment.simulated import InlineExecutor, MemoryDisk
-from tests.unit.training.test_checkpoint import Lines
 
 
 async def stream(buffers: Iterable[Buffer]) -> AsyncIterator[Buffer]:

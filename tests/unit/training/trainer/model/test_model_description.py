@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from p2pnode.training.model_file import TensorFile, model_pieces, open_fixed
+from p2pnode.training.files.model_file import TensorFile, model_pieces, open_fixed
 from p2pnode.training.trainer.convert import convert
 from p2pnode.training.trainer.model import model_description
 from p2pnode.training.trainer.model.model_description import MAX_LOCAL_BYTES, ModelDescriber

@@ -27,8 +27,8 @@ from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.exchange.store.records import StoredState
 from p2pnode.training.exchange.store.shard_states import BadStates, decode
 from p2pnode.training.exchange.terms import Term
+from p2pnode.training.files.model_file import BadModelFile, TensorFile, TensorInfo, header
 from p2pnode.training.layout import Layout
-from p2pnode.training.model_file import BadModelFile, TensorFile, TensorInfo, header
 
 FOLDER = "checkpoints"
 VECTOR_FILE = "vector.safetensors"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pnode.training.step_bytes import StepShape, step_bytes
+from p2pnode.training.encoding.step_bytes import StepShape, step_bytes
 
 
 def test_what_a_swarm_sends_it_receives() -> None:

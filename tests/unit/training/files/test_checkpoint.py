@@ -13,10 +13,10 @@ import safetensors.numpy
 
 from p2pnode.overlay.environment import Disk
 from p2pnode.overlay.system import FolderDisk
-from p2pnode.training import checkpoint
-from p2pnode.training.checkpoint import Checkpoint, CheckpointState
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.exchange.terms import Term
+from p2pnode.training.files import checkpoint
+from p2pnode.training.files.checkpoint import Checkpoint, CheckpointState
 from p2pnode.training.layout import Layout, LayoutEntry
 from tests.harness.environment.simulated import MemoryDisk
 

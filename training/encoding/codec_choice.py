@@ -1,8 +1,8 @@
 """Chooses the codec of pushes for `exchange.codec = "auto"`: the least lossy one that the line carries in its time.
 
 The exchange of a step runs beside the next step's training, and may take `PART_BESIDE` of it; under bsp training waits
-for it, and it may take `PART_ALONE`. Once the line is measured (`overlay.line_rate`), the bytes of a step in
-closed form (`training.step_bytes`) over its rate decide. A less lossy codec must fit into four fifths of that time,
+for it, and it may take `PART_ALONE`. Once the line is measured (`overlay.line_rate`), the bytes of a step in closed
+form (`training.encoding.step_bytes`) over its rate decide. A less lossy codec must fit into four fifths of that time,
 and every change must be decided twice in a row, so a rate near an edge changes nothing.
 
 A line is measured only when it was busy for some time. Before that the first push is a probe of a few megabytes, or of
@@ -25,9 +25,9 @@ from statistics import median_high
 
 from p2pnode.overlay.environment import Log
 from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.training.encoding.step_bytes import StepShape, step_bytes
 from p2pnode.training.encoding.table import CHANGES, CHOICES, LEAST_LOSSY, CodecName
 from p2pnode.training.settings import ExchangeSettings
-from p2pnode.training.step_bytes import StepShape, step_bytes
 
 #: The part of a step's training that its exchange may take, beside it and, under bsp, after it.
 PART_BESIDE, PART_ALONE = 0.4, 0.1

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2pnode.training.few_changes import LOOKS, STEPS_BETWEEN, FewChanges
+from p2pnode.training.findings.few_changes import LOOKS, STEPS_BETWEEN, FewChanges
 from p2pnode.training.layout import Layout, LayoutEntry
 from p2pnode.training.trainer.model.vector import ModelVector
 

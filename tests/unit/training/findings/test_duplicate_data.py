@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from p2pnode.overlay.transport import RequestRejected
-from p2pnode.training.duplicate_data import (
+from p2pnode.training.findings.duplicate_data import (
     MAX_DISTANCE,
     MIN_VALUES,
     STEPS,

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from p2pnode.training.encoding.codecs import Vector
-from p2pnode.training.model_file import (
+from p2pnode.training.files.model_file import (
     VECTOR_DTYPES,
     BadModelFile,
     TensorFile,

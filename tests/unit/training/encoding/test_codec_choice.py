@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pnode.overlay.line_rate import MeasuredLine
-from p2pnode.training.codec_choice import (
+from p2pnode.training.encoding.codec_choice import (
     CHOICES,
     CLIMB,
     CONFIRMATIONS,
@@ -27,9 +27,9 @@ from p2pnode.training.codec_choice import (
     CodecControl,
     LineFacts,
 )
+from p2pnode.training.encoding.step_bytes import StepShape, step_bytes
 from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.settings import ExchangeSettings
-from p2pnode.training.step_bytes import StepShape, step_bytes
 
 MBIT = 125_000.0
 AUTO = ExchangeSettings(codec="auto")
