@@ -19,12 +19,7 @@ from p2pnode.overlay.environment import Clock, Log
 from p2pnode.training.settings import TrainingSettings
 from p2pnode.training.supervisor.launch import Launch, NodeStart, start_message
 from p2pnode.training.supervisor.process import POLITE_S, TERMINATE_S, OutputLog
-from p2pnode.training.supervisor.session import (
-    START_TIMEOUT_S,
-    TrainerSession,
-    allocate,
-    hello_of,
-)
+from p2pnode.training.supervisor.session import TrainerSession, allocate, hello_of
 from p2pnode.training.supervisor.silence import Limits, OrderPace, SilenceVerdict, TrainerSilence
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.data_messages import (
@@ -38,6 +33,7 @@ from p2pnode.training.trainer_link.engine_messages import (
     CallAnswered,
     EngineAsked,
     EngineFromDaemon,
+    EngineOpened,
     EngineSaid,
     PullDone,
 )
@@ -219,7 +215,7 @@ class ProcessTrainer:
             hello.layout.total, initialise=not restored.has_vector, restore=_absolute(self._restorable(restored.file))
         )
         session.send(memory, self._memory.descriptors)
-        await session.ready(START_TIMEOUT_S)
+        await session.expect("Ready", messages.Ready)
         self._hello = hello
         return hello
 
@@ -235,7 +231,7 @@ class ProcessTrainer:
             )
             self._starts += 1
             session.send(start_message(self._settings, self._node, self._starts))
-            return session, hello_of(await session.opened(START_TIMEOUT_S))
+            return session, hello_of(await session.expect("Hello", messages.Hello, EngineOpened))
         except TrainerFailed as failure:
             if self._hello is None:
                 raise

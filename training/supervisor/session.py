@@ -16,8 +16,9 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from p2pnode.overlay.environment import Log
 from p2pnode.overlay.system import ThreadExecutor
@@ -25,9 +26,7 @@ from p2pnode.training.layout import Layout
 from p2pnode.training.supervisor.launch import Launch
 from p2pnode.training.supervisor.process import OUTPUT_END_S, POLITE_S, OutputLog, TrainerProcess, unexpected_end
 from p2pnode.training.trainer_link import messages
-from p2pnode.training.trainer_link.engine_messages import (
-    EngineOpened,
-)
+from p2pnode.training.trainer_link.engine_messages import EngineOpened
 from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello, TrainerLeft
 from p2pnode.training.trainer_link.messages import Hello
 from p2pnode.training.trainer_link.shared_memory import SharedVectors
@@ -82,50 +81,42 @@ class SocketSender:
 #: The path of a Unix socket is limited to 108 bytes on Linux and 104 on macOS, with the terminating zero.
 SOCKET_PATH_BYTES = 100
 
+OnMessage = Callable[["TrainerSession", messages.FromTrainer], None]
+OnLost = Callable[["TrainerSession", TrainerFailed], None]
+Opening = TypeVar("Opening", bound=Hello | EngineOpened | messages.Ready)
+
 #: From the start of the process to its `Hello`: a script may load a large data set before it builds its model.
 START_TIMEOUT_S = 1800.0
 
 
+@dataclass(eq=False)
 class TrainerSession:
     """One process and its socket, until the process ends."""
 
-    def __init__(
-        self,
-        process: TrainerProcess,
-        connection: socket.socket,
-        launch: Launch,
-        output: OutputLog,
-        log: Log,
-        on_message: Callable[[TrainerSession, messages.FromTrainer], None],
-        on_lost: Callable[[TrainerSession, TrainerFailed], None],
-    ) -> None:
-        self.process = process
-        self.failure: TrainerFailed | None = None
-        self._connection = connection
-        self._sender = SocketSender(connection)
-        self._is_script = launch.is_script
-        self._is_proven = launch.is_proven
-        self._is_dismissed = False
-        self._uses_engine = False
-        self._output = output
-        self._log = log
-        self._on_message = on_message
-        self._on_lost = on_lost
-        self._turn = 0
-        self._reply: asyncio.Future[messages.FromTrainer] | None = None
-        #: The files of orders to save that the trainer writes beside its training, by turn.
-        self._files: dict[int, asyncio.Future[None]] = {}
-        self._opening: asyncio.Queue[messages.FromTrainer | TrainerFailed] = asyncio.Queue()
+    process: TrainerProcess
+    connection: socket.socket
+    launch: Launch
+    output: OutputLog
+    log: Log
+    on_message: OnMessage
+    on_lost: OnLost
+    failure: TrainerFailed | None = None
+    _is_dismissed: bool = False
+    _uses_engine: bool = False
+    _turn: int = 0
+    _reply: asyncio.Future[messages.FromTrainer] | None = None
+    #: The files of orders to save that the trainer writes beside its training, by turn.
+    _files: dict[int, asyncio.Future[None]] = field(default_factory=dict)
+    _opening: asyncio.Queue[messages.FromTrainer | TrainerFailed] = field(default_factory=asyncio.Queue)
+
+    def __post_init__(self) -> None:
+        self._sender = SocketSender(self.connection)
+        self._is_proven = self.launch.is_proven
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
     async def open(
-        cls,
-        launch: Launch,
-        output: OutputLog,
-        log: Log,
-        on_message: Callable[[TrainerSession, messages.FromTrainer], None],
-        on_lost: Callable[[TrainerSession, TrainerFailed], None],
+        cls, launch: Launch, output: OutputLog, log: Log, on_message: OnMessage, on_lost: OnLost
     ) -> TrainerSession:
         """Start the process and wait until it has connected. Raises `TrainerFailed`."""
         command, state_dir = launch.command, launch.state_dir
@@ -205,31 +196,20 @@ class TrainerSession:
             self._reply.exception()  # Marks the exception as retrieved.
         self._reply = None
 
-    async def opened(self, timeout_s: float) -> messages.Hello | EngineOpened:
-        """Wait for the trainer's first message. Raises `TrainerFailed`."""
-        got = await self._next("Hello", timeout_s)
-        if not isinstance(got, messages.Hello | EngineOpened):
-            raise TrainerFailed(f"the trainer sent {type(got).__name__} instead of Hello", fatal=True)
-        return got
-
-    async def ready(self, timeout_s: float) -> None:
-        """Wait until the trainer has mapped its memory. Raises `TrainerFailed`."""
-        got = await self._next("Ready", timeout_s)
-        if not isinstance(got, messages.Ready):
-            raise TrainerFailed(f"the trainer sent {type(got).__name__} instead of Ready", fatal=True)
-
-    async def _next(self, awaited: str, timeout_s: float) -> messages.FromTrainer:
-        """The next message of the start-up."""
+    async def expect(self, name: str, *kinds: type[Opening]) -> Opening:
+        """The next message of the start-up, which is to be of these kinds. Raises `TrainerFailed`."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(START_TIMEOUT_S):
                 got = await self._opening.get()
         except TimeoutError:
             raise TrainerFailed(
-                f"the trainer did not send {awaited} within {timeout_s:.0f} s of its start",
-                f"what it printed is in {self._output.path}",
+                f"the trainer did not send {name} within {START_TIMEOUT_S:.0f} s of its start",
+                f"what it printed is in {self.output.path}",
             ) from None
         if isinstance(got, TrainerFailed):
             raise got
+        if not isinstance(got, kinds):
+            raise TrainerFailed(f"the trainer sent {type(got).__name__} instead of {name}", fatal=True)
         return got
 
     async def kill(self, reason: str, hint: str) -> None:
@@ -268,7 +248,7 @@ class TrainerSession:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
             await self._sender.stop()
-            self._connection.close()
+            self.connection.close()
             self.fail_order(self.failure)
             for file in self._files.values():
                 self._end_file(file, self.failure)
@@ -280,16 +260,16 @@ class TrainerSession:
         before_hello = True
         try:
             with contextlib.suppress(OSError):
-                while data := await loop.sock_recv(self._connection, 1 << 16):
+                while data := await loop.sock_recv(self.connection, 1 << 16):
                     for message in decoder.from_trainer(data):
                         before_hello = before_hello and not isinstance(message, messages.Hello | EngineOpened)
                         self._dispatch(message)
         except messages.LinkBroken as error:
             self.failure = self.failure or TrainerFailed(f"the trainer's link is broken: {error}")
         except Exception as error:  # without a reader of the link the trainer would wait for ever
-            self._log.error("service_failed", service="trainer-link", error=repr(error))
+            self.log.error("service_failed", service="trainer-link", error=repr(error))
             self.failure = self.failure or TrainerFailed(f"its node could not handle a message: {error!r}")
-        if self._is_dismissed or (self._is_script and self.failure is None):
+        if self._is_dismissed or (self.launch.is_script and self.failure is None):
             await asyncio.shield(self.process.exited)
         else:
             await self.process.end(polite_s=POLITE_S)
@@ -298,7 +278,7 @@ class TrainerSession:
         self.fail_order(failure)
         for file in self._files.values():
             self._end_file(file, failure)
-        self._on_lost(self, failure)
+        self.on_lost(self, failure)
 
     @staticmethod
     def _end_file(file: asyncio.Future[None], end: messages.Written | messages.NotWritten | TrainerFailed) -> None:
@@ -312,13 +292,13 @@ class TrainerSession:
 
     def _own_end(self, *, before_hello: bool) -> TrainerFailed:
         """The failure to report for a process that ended without an order to end."""
-        if self._is_script and self.process.returncode == 0 and not before_hello:
+        if self.launch.is_script and self.process.returncode == 0 and not before_hello:
             what = "ended" if self._uses_engine else "returned before the run was over"
             return TrainerLeft(f"the script has {what}")
-        return unexpected_end(self.process, self._output, is_fatal=before_hello or not self._is_proven)
+        return unexpected_end(self.process, self.output, is_fatal=before_hello or not self._is_proven)
 
     def _dispatch(self, message: messages.FromTrainer) -> None:
-        self._on_message(self, message)
+        self.on_message(self, message)
         match message:
             case messages.Written() | messages.NotWritten() if message.turn in self._files:
                 self._end_file(self._files[message.turn], message)
@@ -339,7 +319,7 @@ class TrainerSession:
                 self._opening.put_nowait(message)
             case messages.Warned() if message.message:
                 hint = {"hint": message.do} if message.do else {}
-                self._log.warning("trainer_warned", about=message.event, message=message.message, **hint)
+                self.log.warning("trainer_warned", about=message.event, message=message.message, **hint)
             case messages.Failed():
                 fatal = message.fatal or not self._is_proven
                 self.failure = self.failure or TrainerFailed(message.reason, message.hint, fatal=fatal)
