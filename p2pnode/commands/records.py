@@ -254,7 +254,7 @@ def _print_record(record: bytes, raw: bool, place: tuple[str, int, int] | bool) 
     if raw:
         sys.stdout.buffer.write(record + b"\n")
         return
-    from p2pnode.record_text import as_json, as_text
+    from p2pnode.training.dispatch.recordio.record_text import as_json, as_text
 
     if isinstance(place, tuple):
         head = {"file": place[0], "chunk": place[1], "record": place[2], "bytes": len(record)}

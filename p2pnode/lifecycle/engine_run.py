@@ -13,13 +13,13 @@ import msgspec
 
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
-from p2pnode.lifecycle.engine_service import EngineService
 from p2pnode.lifecycle.environment import NodePart
 from p2pnode.overlay.supervision import logged, supervised
 from p2pnode.training.barriers.predicates import Barrier
 from p2pnode.training.barriers.waiter import BarrierWaiter
 from p2pnode.training.engines.calls import ScriptCalls
 from p2pnode.training.engines.participation import Participation
+from p2pnode.training.engines.script_service import EngineService
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.settings import BarrierSettings
 from p2pnode.training.trainer_link.engine_messages import EngineOpened, EngineReady, TaskCounts

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from p2pnode.lifecycle.engine_service import EngineService
 from p2pnode.overlay.peers import Activity
 from p2pnode.overlay.system import SystemClock
 from p2pnode.training.barriers.predicates import make_barrier
 from p2pnode.training.barriers.waiter import BarrierWaiter
 from p2pnode.training.engines.participation import Participation
+from p2pnode.training.engines.script_service import EngineService
 from p2pnode.training.progress import Progress
 from p2pnode.training.settings import BarrierSettings, TrainingSettings
 from p2pnode.training.supervisor.session import SocketSender

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2pnode.record_text import as_json, as_text
 from p2pnode.training.dispatch.recordio import encode_example
+from p2pnode.training.dispatch.recordio.record_text import as_json, as_text
 
 
 @pytest.mark.parametrize(

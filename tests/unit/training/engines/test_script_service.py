@@ -12,7 +12,7 @@ import pytest
 
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.engine_run import barrier_of
-from p2pnode.lifecycle.engine_service import KEYS_IN_A_PART, EngineService
+from p2pnode.training.engines.script_service import KEYS_IN_A_PART, EngineService
 from p2pnode.training.settings import BarrierSettings
 from p2pnode.training.trainer_link.engine_messages import (
     MESSAGE_VALUES_BYTES,
