@@ -105,7 +105,7 @@ class LivenessSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     ] = 1.0
     suspicion_s: Annotated[
         PositiveFloat,
-        Meta(description="Seconds a suspected peer has to refute before it counts as dead."),
+        Meta(description="Seconds a suspected peer has to answer before it counts as dead."),
     ] = 3.0
 
 

@@ -28,7 +28,7 @@ from p2pnode.overlay.ids import ID_BYTES
 from p2pnode.overlay.peers import Contact, Counter, Heartbeat, Id
 from p2pnode.overlay.transport import MAX_DATAGRAM_BYTES
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 REQUEST, RESPONSE = 0, 1
 MESSAGE_ID_BYTES = 20
 HEADER_BYTES = 1 + MESSAGE_ID_BYTES
@@ -54,7 +54,7 @@ _ARRAY_OF_FOUR, _ARRAY_OF_FIVE = b"\x94", b"\x95"
 
 
 class MemberState(IntEnum):
-    """The state of a node; at equal incarnation and refutation the larger one wins (SWIM)."""
+    """The state of a node (SWIM)."""
 
     ALIVE = 0
     SUSPECT = 1
@@ -63,12 +63,11 @@ class MemberState(IntEnum):
 
 
 class Gossip(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """One update about a node. `refutation` counts how often this incarnation refuted a suspicion."""
+    """One update about a node: it is suspected, dead, or has left."""
 
-    kind: Annotated[int, Meta(ge=0, le=3)]
+    kind: Annotated[int, Meta(ge=1, le=3)]
     node_id: Id
     incarnation: Counter
-    refutation: Counter
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

@@ -21,7 +21,6 @@ from p2pnode.overlay.ids import short
 from p2pnode.overlay.kademlia.calls import PROBE_TIMEOUT_S, OnResult, answer
 from p2pnode.overlay.kademlia.messages import (
     Gossip,
-    MemberState,
     Ping,
     PingRequest,
     PingResult,
@@ -304,7 +303,7 @@ class Membership:
                         self._protocol.send_gossip(contact, [news])
                 case Broadcast(news, at_once):
                     self._protocol.queue.put(news, len(self.members.peers))
-                    if at_once and (news.kind == MemberState.ALIVE or not self._deaths.take(self._clock.monotonic())):
+                    if at_once and not self._deaths.take(self._clock.monotonic()):
                         self.send_to_some([news])
                 case StateChanged():
                     self._notify(self.members.apply(action).change)

@@ -178,7 +178,7 @@ class Fuzz:
         ]
         told = [real.node_id, target.node_id, rng.randbytes(20)]
         news = [
-            messages.Gossip(rng.randrange(4), rng.choice(told), rng.choice([0, 1, 2**62]), rng.randrange(5))
+            messages.Gossip(rng.randrange(4), rng.choice(told), rng.choice([0, 1, 2**62]))
             for _ in range(rng.choice([0, 0, 1, 8]))
         ]
         body = rng.choice(bodies)

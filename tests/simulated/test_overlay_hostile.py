@@ -65,7 +65,7 @@ def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
         for _ in range(4000):
             heartbeat = Heartbeat(rng.randbytes(20), 1, 1, 1 + rng.randrange(65535))
             source = Address(f"10.8.{rng.randrange(256)}.{rng.randrange(1, 255)}", heartbeat.port)
-            news = [messages.Gossip(2, rng.randbytes(20), 1, 0)]
+            news = [messages.Gossip(2, rng.randbytes(20), 1)]
             requests.append((asked(heartbeat, made(), rng.randbytes(20), prove=True, news=news), source))
         before = sys.getallocatedblocks()
         for burst in range(20):

@@ -201,7 +201,7 @@ def look_nothing_up(world: OverlayWorld) -> None:
 @pytest.mark.long
 def test_nobody_that_lives_dies_with_half_of_the_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of 60 nodes dies, a quarter of the datagrams is lost, and a node probes one of its suspects in a round: as
-    few for their number as 16 are in a swarm of 1,000. Many that live are suspected, and their refutations are lost.
+    few for their number as 16 are in a swarm of 1,000. Many that live are suspected, and their answers are lost.
     (It was: two were declared dead after twice the time of a suspicion, in which their turns had not come.)"""
     print("seed 3")
     monkeypatch.setattr(failure_detector, "MAX_SUSPECTS_PER_ROUND", 1)

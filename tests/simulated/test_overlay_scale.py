@@ -72,9 +72,9 @@ def test_no_living_node_is_declared_dead_and_the_killed_are_gone_within_the_boun
 
 
 @pytest.mark.parametrize(("nodes", "least"), [(40, 8), *more((60, 15))])
-def test_lost_refutations_declare_no_node_dead(nodes: int, least: int) -> None:
-    """15 % loss, stalls of 300 ms, and no lookups that would carry gossip: suspected nodes are informed and
-    probed. A reported death is not accepted without own probes.
+def test_lost_answers_declare_no_node_dead(nodes: int, least: int) -> None:
+    """15 % loss, stalls of 300 ms, and no lookups that would carry gossip. A reported death is not accepted without own
+    probes.
 
     (It was: with 60 nodes this minute had 80 false deaths.)
     """

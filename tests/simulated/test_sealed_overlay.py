@@ -157,14 +157,14 @@ def test_a_member_cannot_speak_for_another() -> None:
 
 
 def test_a_false_leave_is_asked_about_and_not_believed() -> None:
-    """A member that reports another's leave, or refutation, causes one probe and nothing else."""
+    """A member that reports another's leave causes probes and nothing else."""
 
     async def story() -> None:
         world = OverlayWorld(35, keys=RING)
         nodes = await world.raise_swarm(4)
         await asyncio.sleep(2)
         liar, victim, *others = nodes
-        lie = Gossip(MemberState.LEFT, victim.node_id, 1, 0)
+        lie = Gossip(MemberState.LEFT, victim.node_id, 1)
         for node in others:
             liar._protocol.send_gossip(node.local.contact, [lie])
         await asyncio.sleep(5)

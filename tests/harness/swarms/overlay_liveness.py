@@ -146,7 +146,7 @@ class _Watch:
 def run(
     seed: int, nodes: int, seconds: float, *, stall_s: float = STALL_S, loss: float = LOSS, lookups: bool = True
 ) -> Watched:
-    """So many virtual seconds of a swarm. Without `lookups` there is nothing but probes to carry a refutation."""
+    """So many virtual seconds of a swarm. Without `lookups` there is nothing but probes to carry gossip."""
 
     async def story() -> Watched:
         world = OverlayWorld(seed, loss=loss, recording=False)

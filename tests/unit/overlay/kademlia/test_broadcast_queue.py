@@ -12,15 +12,15 @@ def test_an_update_is_sent_a_bounded_number_of_times() -> None:
     queue = BroadcastQueue()
     nodes = ids(6)
     for node_id in nodes:
-        queue.put(messages.Gossip(1, node_id, 1, 0), members=99)
-    queue.put(messages.Gossip(2, nodes[0], 1, 0), members=99)
+        queue.put(messages.Gossip(1, node_id, 1), members=99)
+    queue.put(messages.Gossip(2, nodes[0], 1), members=99)
     told: list[messages.Gossip] = []
     while taken := queue.take():
         assert len(taken) <= GOSSIP_PER_DATAGRAM
         told += taken
 
     assert len(told) == 6 * 8
-    assert messages.Gossip(1, nodes[0], 1, 0) not in told
+    assert messages.Gossip(1, nodes[0], 1) not in told
 
 
 def test_a_full_queue_drops_the_oldest() -> None:
@@ -28,7 +28,7 @@ def test_a_full_queue_drops_the_oldest() -> None:
     queue = BroadcastQueue()
     nodes = ids(MAX_QUEUED + 1, seed=3)
     for node_id in nodes:
-        queue.put(messages.Gossip(2, node_id, 1, 0), members=9)
+        queue.put(messages.Gossip(2, node_id, 1), members=9)
 
     assert len(queue) == MAX_QUEUED
     assert queue.take()[0].node_id == nodes[1]

@@ -16,13 +16,11 @@ from tests.harness.builders.peers import heartbeat, ids
 def test_datagrams_are_what_the_specification_says() -> None:
     """Golden bytes: kind, message id, then [tag, heartbeat, body, gossip] in MessagePack."""
     head = messages.encode_head(b"swarmtag", heartbeat(step=3, eligible=True))
-    datagram = messages.encode(
-        messages.REQUEST, b"m" * 20, head, messages.Ping(), [messages.Gossip(1, b"s" * 20, 2, 0)]
-    )
+    datagram = messages.encode(messages.REQUEST, b"m" * 20, head, messages.Ping(), [messages.Gossip(1, b"s" * 20, 2)])
 
     assert datagram.hex() == (
         "00" + "6d" * 20 + "94" + "c408" + b"swarmtag".hex() + "9a" + "c414" + "6e" * 20 + "0107cd2114a00003"
-        "cb000000000000000000c3" + "91a470696e67" + "9194" + "01c414" + "73" * 20 + "0200"
+        "cb000000000000000000c3" + "91a470696e67" + "9193" + "01c414" + "73" * 20 + "02"
     )
     message_id, message = messages.decode(datagram)
     assert message_id == b"m" * 20
@@ -44,7 +42,7 @@ def test_twenty_contacts_fit_one_datagram_and_come_back() -> None:
         step_seconds=math.pi,
         samples=2**48 - 1,
     )
-    news = [messages.Gossip(3, node_id, 2**48 - 1, 2**63 - 1) for node_id in nodes[: messages.MAX_GOSSIP]]
+    news = [messages.Gossip(3, node_id, 2**48 - 1) for node_id in nodes[: messages.MAX_GOSSIP]]
     datagram = messages.encode(messages.RESPONSE, b"m" * 20, messages.encode_head(b"swarmtag", largest), packed, news)
     contacts, malformed = messages.unpack_nodes(packed, nodes[0])
 

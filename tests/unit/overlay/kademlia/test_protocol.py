@@ -128,8 +128,8 @@ def test_an_unknown_contact_proves_its_id_and_both_sides_report_events() -> None
     """The callee reports a request, the caller a proven response; gossip of both datagrams is reported."""
 
     async def story(_: Network, one: SwarmProtocol, two: SwarmProtocol) -> None:
-        one.queue.put(Gossip(1, b"x" * 20, 1, 0), 2)
-        two.queue.put(Gossip(1, b"y" * 20, 1, 0), 2)
+        one.queue.put(Gossip(1, b"x" * 20, 1), 2)
+        two.queue.put(Gossip(1, b"y" * 20, 1), 2)
         assert await ask(one, Contact(TWO.node_id, HOME)) == Pong()
         assert events(two) == [("request", ONE.node_id), ("gossip", b"x" * 20, ONE.node_id)]
         assert events(one) == [("response", TWO.node_id, True), ("gossip", b"y" * 20, TWO.node_id)]
@@ -176,7 +176,7 @@ def test_a_time_out_is_an_event_where_it_counts_as_failure(counts: bool) -> None
 
 def test_no_gossip_is_spent_on_a_node_that_probably_hears_nothing() -> None:
     """A piece goes out a bounded number of times: none of them to a suspect, or with a retry."""
-    news = Gossip(1, b"x" * 20, 1, 0)
+    news = Gossip(1, b"x" * 20, 1)
 
     async def story(network: Network, one: SwarmProtocol, two: SwarmProtocol) -> None:
         one.queue.put(news, 2)

@@ -238,7 +238,7 @@ def test_time_outs_lead_to_indirect_probes_and_suspected_contacts_are_not_handed
 
     assert made.on_timeout(Contact(A, HERE), 5.0) == [SendPingRequest(A, (B,))]
     actions: list[Action] = list(made.on_unreachable(A, 6.0))
-    suspected = Gossip(MemberState.SUSPECT, A, 1, 0)
+    suspected = Gossip(MemberState.SUSPECT, A, 1)
     assert changes(actions) == [(A, "suspect")]
     assert actions[1:] == [SendNow(A, suspected), Broadcast(suspected)]
     assert [entry.node_id for entry in made._table.closest(A, 5)] == [B]
@@ -278,8 +278,8 @@ def test_gossip_reaches_the_detector_and_changes_follow() -> None:
     made = member_list()
     insert(made, A)
 
-    assert not made.on_gossip(Gossip(MemberState.SUSPECT, B, 1, 0), A, 1.0)
-    assert changes(made.on_gossip(Gossip(MemberState.LEFT, A, 1, 1), A, 1.0)) == [(A, "left")]
+    assert not made.on_gossip(Gossip(MemberState.SUSPECT, B, 1), A, 1.0)
+    assert changes(made.on_gossip(Gossip(MemberState.LEFT, A, 1), A, 1.0)) == [(A, "left")]
     assert A not in made.peers
 
 
