@@ -56,7 +56,7 @@ class Identity:
     @property
     def seed(self) -> bytes:
         """The private key, 32 bytes; only for the certificate that proves it
-        (`overlay.sealing.certificate_request`)."""
+        (`overlay.sealing.tls`)."""
         return self._key.private_bytes_raw()
 
 

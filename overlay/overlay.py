@@ -25,13 +25,12 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.identity import Identity
 from p2pnode.overlay.ids import short
 from p2pnode.overlay.kademlia.messages import StreamsFailing
-from p2pnode.overlay.kademlia.server import SwarmServer
+from p2pnode.overlay.kademlia.protocol import SwarmServer
 from p2pnode.overlay.line_rate import MeasuredLine
 from p2pnode.overlay.line_trial import LineTrial
 from p2pnode.overlay.local_node import LocalChange, LocalNode
 from p2pnode.overlay.membership.failure_detector import FailureDetector
 from p2pnode.overlay.membership.members import MemberList
-from p2pnode.overlay.membership.prober import Prober
 from p2pnode.overlay.membership.responder import Responder
 from p2pnode.overlay.membership.service import Membership
 from p2pnode.overlay.nat.port_mapping import Gateway, PortMapper
@@ -83,7 +82,6 @@ class Overlay:
         self._members = members = MemberList(local.node_id, boot_id, self._detector, protocol.router, settings.k)
         self._membership = membership = Membership(members, protocol, settings.liveness, environment)
         self._responder = Responder(membership, protocol)
-        self._prober = Prober(membership, protocol, environment)
         self._lookups = lookups = LookupService(local, protocol, members, settings, clock)
         self._sampler = sampler = PeerSampler(local, settings.k, membership, lookups, environment)
         self._candidates = Candidates(local, settings.k, membership, lookups, self._sampler, clock)
@@ -131,7 +129,7 @@ class Overlay:
         bound = await self._transport.open(self._protocol.datagram_received, self._requests.serve, self._requests.waits)
         self.local.listens_at(bound, advertised)
         self._server.attach(self._transport)
-        self._prober.start()
+        self._membership.start()
         self._run("sampling", self._sampler.keep_sampling)
         self._run("refresh", self._crawler.keep_table_fresh)
         self._crawler.on_first_call(lambda: self._run("crawl", self._crawler.keep_crawling))
@@ -180,7 +178,7 @@ class Overlay:
         if self._stopped:
             return
         self._stopped = True
-        self._prober.stop()
+        self._membership.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -45,8 +45,7 @@ from p2pnode.overlay.sealing.invitation import Invitation
 from p2pnode.overlay.sealing.swarm_key import KeyRing
 from p2pnode.overlay.sockets.transport import SocketTransport
 from p2pnode.overlay.supervision import logged, supervised
-from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
-from p2pnode.overlay.time_slice import shorten_slice
+from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor, shorten_slice
 from p2pnode.overlay.transport import PortInUse, Transport
 from p2pnode.own_memory import private_bytes, trim_heap, tune_malloc
 from p2pnode.status.events import EventLog, EventRing

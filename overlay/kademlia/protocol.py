@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn, Protocol, TypeVar
 
+from kademlia.network import Server
 from kademlia.node import Node
 from kademlia.protocol import KademliaProtocol
 
@@ -23,12 +25,12 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.identity import Identity
 from p2pnode.overlay.ids import node_id_of
 from p2pnode.overlay.kademlia import messages
-from p2pnode.overlay.kademlia.broadcast_queue import BroadcastQueue
-from p2pnode.overlay.kademlia.calls import CallTable, CallTimes, OnResult, PendingCall
+from p2pnode.overlay.kademlia.calls import PROBE_TIMEOUT_S, CallTable, CallTimes, OnResult, PendingCall
 from p2pnode.overlay.kademlia.messages import (
     PROOF_BYTES,
     REQUEST,
     RESPONSE,
+    BroadcastQueue,
     Call,
     DuplicateIdentity,
     Gossip,
@@ -42,7 +44,7 @@ from p2pnode.overlay.kademlia.messages import (
 )
 from p2pnode.overlay.kademlia.routing_table import ContactTable
 from p2pnode.overlay.peers import Contact, Heartbeat, Peer
-from p2pnode.overlay.rate_limits import RateLimit, TokenBucket
+from p2pnode.overlay.settings import OverlaySettings
 from p2pnode.overlay.transport import Transport
 
 #: Handles one kind of call: body, caller's heartbeat, its source address, message id. None: answered later, or never.
@@ -52,8 +54,6 @@ C = TypeVar("C")
 _GOSSIP_ONLY = GossipOnly()
 PUBLIC_KEY_BYTES = 32
 CONTEXT = b"p2pnode proof\0"
-#: At about 30 µs each, signing takes at most 3 % of a core; the burst lets a thousand nodes join at once.
-PROOFS = RateLimit(1000.0, 2000.0)
 
 
 class ProtocolEvents(Protocol):
@@ -105,12 +105,9 @@ class IdentityProofs:
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
-        self._bucket = TokenBucket(PROOFS, 0.0)
 
-    def make(self, asker: bytes, message_id: bytes, head: bytes, now: float) -> bytes:
-        """The proof for one request; empty above the rate limit."""
-        if self._bucket.take(now):
-            return b""
+    def make(self, asker: bytes, message_id: bytes, head: bytes) -> bytes:
+        """The proof for one request."""
         return self._identity.public_key + self._identity.sign(_statement(asker, message_id, head))
 
     def holds(self, proof: bytes, node_id: bytes, asker: bytes, message_id: bytes, head: bytes) -> bool:
@@ -271,8 +268,8 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             return
         proof = b""
         if prove_to:
-            proof = self._proofs.make(prove_to, message_id, self._head, self._clock.monotonic())
-            self.counters["proofs_made" if proof else "proofs_not_made"] += 1
+            proof = self._proofs.make(prove_to, message_id, self._head)
+            self.counters["proofs_made"] += 1
         self._send(to, messages.encode(RESPONSE, message_id, self._head, result, self.queue.take(), proof))
 
     def _send(self, to: Address, datagram: bytes) -> None:
@@ -407,3 +404,40 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
 def _node_address(contact: Contact) -> NodeAddress:
     """Its address with its id: a sealed transport seals for the node, not for the address."""
     return NodeAddress.of(contact.address, contact.node_id)
+
+
+class SwarmServer(Server):  # type: ignore[misc]
+    """The package's server without storage: its node and its protocol behind a `Transport`."""
+
+    protocol_class = SwarmProtocol
+
+    def __init__(
+        self,
+        identity: Identity,
+        settings: OverlaySettings,
+        environment: Environment,
+    ) -> None:
+        super().__init__(settings.k, settings.alpha, identity.node_id)
+        # The package's storage keeps every value for a week.
+        self.storage: MappingProxyType[bytes, object] = MappingProxyType({})
+        self.protocol: SwarmProtocol = self.protocol_class(
+            self.node,
+            settings.k,
+            proofs=IdentityProofs(identity),
+            environment=environment,
+            ceiling_s=PROBE_TIMEOUT_S,
+        )
+
+    def attach(self, transport: Transport) -> None:
+        """Send through an open transport; replaces `listen` of the package."""
+        self.protocol.connection_made(transport)
+
+    def stop(self) -> None:
+        self.protocol.close()
+
+    async def _not_kept(self, *_: object, **__: object) -> NoReturn:
+        raise NotImplementedError(
+            "this overlay stores no values, and its transport listens; see p2pnode.overlay.overlay"
+        )
+
+    listen = bootstrap = get = set = set_digest = _not_kept

@@ -23,8 +23,6 @@ from p2pnode.overlay.peers import Heartbeat, heartbeat_of
 #: Contacts in one answer: more than k, because some of them may be dead. With a fifth of 200 nodes just dead, 20 gave a
 #: recall of 0.994 and 26 of 1.0.
 ANSWER_CONTACTS = 26
-#: Pings on behalf of others under way; further requests for one, for whatever addresses, are not answered.
-MAX_PINGS_FOR_OTHERS = 256
 
 _PONG = Pong()
 
@@ -33,7 +31,6 @@ class Responder:
     """The procedures of one node."""
 
     def __init__(self, membership: Membership, protocol: SwarmProtocol) -> None:
-        self.pings_for_others = 0
         self._membership = membership
         self._members = membership.members
         self._protocol = protocol
@@ -58,10 +55,6 @@ class Responder:
             return None
         if (heard := self._membership.heard_lately(contact.node_id)) is not None:
             return PingResult(True, heard)
-        if self.pings_for_others >= MAX_PINGS_FOR_OTHERS:
-            self._protocol.counters["probes_not_made"] += 1
-            return None
-        self.pings_for_others += 1
         # Behind a NAT it may have another address for each of its peers, or a new one since a moment ago.
         known = self._members.contact(contact.node_id) or contact
         asked = [contact] if known == contact else [contact, known]
@@ -71,8 +64,6 @@ class Responder:
         def on_result(result: Result | None) -> None:
             nonlocal waiting, answered
             waiting -= 1
-            if waiting == 0:
-                self.pings_for_others -= 1
             if not answered and (result is not None or waiting == 0):
                 answered = True
                 is_there = result is not None or self._membership.movement.has_moved(contact.node_id, before)

@@ -1,7 +1,8 @@
 """Connects the member list to the network: events of datagrams and streams in, its actions performed in their order.
 
 Adds what the pure rules lack: the time of each event, sending through the protocol, the log, and the subscribers to
-changes of peers. Owns no task.
+changes of peers. Owns no task: a timer runs the failure detector's rounds and deadlines, and calls a dead member now
+and then, which is how the two sides of a healed partition find each other.
 
 Requests and responses over streams refresh the peers they come from. Each failure to connect asks the failure detector
 for a probe. A peer whose streams fail twice within half a minute, although it answers probes, is notified, and is
@@ -11,7 +12,6 @@ no candidate for shards for as long. A peer at a port that a NAT chose accepts n
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -59,59 +59,17 @@ BROADCAST_MAX_PEERS = 20
 DEATHS_AT_ONCE = RateLimit(8.0, 16.0)
 #: A helper's answer may take this much longer than its own probe.
 HELPER_SHARE = 1.2
+#: One dead member is called this often.
+REDIAL_DEAD_S = 5.0
 #: One contact is verified at most once in this time.
 VERIFY_PAUSE_S = 1.0
 #: Contacts whose pause is remembered.
 MAX_PAUSED = 1024
-#: Verification pings under way: bounds the cost of a flood of invented senders, for this node and for the nodes it
-#: names.
-MAX_CONCURRENT_VERIFICATIONS = 512
 #: This many failed streams within the time make a peer unreachable for as long.
 STREAM_FAILURES = 2
 STREAM_FAILURE_S = 30.0
 #: Peers whose failures are counted; beyond it the longest untouched are forgotten.
 MAX_COUNTED = 1024
-
-
-class VerificationLimit:
-    """Admits a verification ping when its contact was not verified just now and few are under way. So datagrams with
-    invented senders cause few."""
-
-    def __init__(self, counters: Counter[str]) -> None:
-        self.under_way = 0
-        self._counters = counters
-        self._next: dict[Contact, float] = {}
-
-    def __len__(self) -> int:
-        """Contacts whose pause is remembered."""
-        return len(self._next)
-
-    def begin(self, contact: Contact, now: float) -> bool:
-        """Whether to ping this contact now; after True, `end` must follow."""
-        if now < self._next.get(contact, 0.0):
-            return False
-        if self.under_way >= MAX_CONCURRENT_VERIFICATIONS:
-            self._counters["strangers_not_asked"] += 1
-            return False
-        self._next.pop(contact, None)
-        self.expire(now)
-        self._next[contact] = now + VERIFY_PAUSE_S
-        if len(self._next) > MAX_PAUSED:
-            del self._next[next(iter(self._next))]
-        self.under_way += 1
-        return True
-
-    def expire(self, now: float) -> None:
-        """Forget the pauses that are over; the oldest is the first, because all are of the same length."""
-        while self._next:
-            oldest = next(iter(self._next))
-            if now < self._next[oldest]:
-                return
-            del self._next[oldest]
-
-    def end(self) -> None:
-        """A verification was answered, or timed out."""
-        self.under_way -= 1
 
 
 class Membership:
@@ -125,7 +83,6 @@ class Membership:
         environment: Environment,
     ) -> None:
         self.members = members
-        self.verifications = VerificationLimit(members.counters)
         self.movement = StreamMovement()
         self._protocol = protocol
         self._settings = settings
@@ -133,17 +90,48 @@ class Membership:
         self._rng = environment.entropy.random
         self._log = environment.log
         self._deaths = TokenBucket(DEATHS_AT_ONCE, environment.clock.monotonic())
+        #: When each contact may be verified again, the earliest first.
+        self._verify_again: dict[Contact, float] = {}
         #: The helpers that an inquiry waits for, by the member that it is about.
         self._inquiries: dict[bytes, set[bytes]] = {}
         #: How many streams to each peer have failed, and when the last one did.
         self._failures: dict[bytes, tuple[int, float]] = {}
         self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_redial = 0.0
         self._callbacks: list[Callable[[PeerChange], None]] = []
         protocol.subscribe(self, members)
 
+    def start(self) -> None:
+        """Begin to probe."""
+        self._next_redial = self._clock.monotonic() + REDIAL_DEAD_S * (0.5 + self._rng.random())
+        self._schedule()
+
     def close(self) -> None:
-        """Probes that are still under way prove nothing from now on."""
+        """Probe no more; probes that are still under way prove nothing from now on."""
         self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _schedule(self) -> None:
+        if self._closed:
+            return
+        # The detector measures the lag of this loop from the deadline that it gave last: each one is armed.
+        delay_s = max(0.0, self.members.detector.next_deadline() - self._clock.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = self._clock.monotonic()
+        try:
+            self.perform(self.members.detector.tick(now))
+            if now >= self._next_redial:
+                self._next_redial = now + REDIAL_DEAD_S
+                if self.members.dead_contacts:
+                    contact = self._rng.choice(list(self.members.dead_contacts.values()))
+                    self._protocol.call(contact, Ping(), ignore_result, counts_as_failure=False)
+        finally:
+            self._schedule()  # a subscriber that raises must not end the probing
 
     def on_change(self, callback: Callable[[PeerChange], None]) -> None:
         """Call `callback` synchronously with every change of a peer."""
@@ -191,11 +179,6 @@ class Membership:
     def on_own_id_proven(self, incarnation: int, boot_id: int, address: Address) -> None:
         """A process at this address has proved that it holds this node's key."""
         self.perform(self.members.conflicts.on_proof(incarnation, boot_id, address))
-
-    def tick(self, now: float) -> None:
-        """Let the failure detector expire suspicions and begin a probe round."""
-        self.verifications.expire(now)
-        self.perform(self.members.detector.tick(now))
 
     def verify(self, contact: Contact, named_by: Contact | None = None) -> None:
         """Ping a node that has not answered at this address yet; it has to prove its id. If it does not answer, the
@@ -325,6 +308,9 @@ class Membership:
         level = self._log.info if change.kind in ("dead", "left", "restarted", "moved") else self._log.debug
         event = "up" if change.kind == "returned" else change.kind
         level(f"peer_{event}", peer=short(change.node_id), reason=change.reason)
+        if change.kind == "suspect" and self._timer is not None:  # it may end before the next probe round
+            self._timer.cancel()
+            self._schedule()
         if change.kind in ("dead", "left"):
             self.movement.forget(change.node_id)
         elif change.kind in ("up", "returned", "restarted", "moved"):
@@ -343,15 +329,27 @@ class Membership:
 
     def _verify(self, contact: Contact, counts_as_failure: bool, named_by: Contact | None = None) -> None:
         def on_verified(result: Result | None) -> None:
-            self.verifications.end()  # a response has arrived as an event already
+            # A response has arrived as an event already.
             if result is None and named_by is not None:
                 self._ask_through(named_by, contact, ignore_result)
 
         # A node that was just asked, and asks in return before its answer has come, proves its id with that answer.
         if self._protocol.awaits_proof(contact):
             self.members.counters["verifications_spared"] += 1
-        elif self.verifications.begin(contact, self._clock.monotonic()):
+        elif self._begins_verification(contact):
             self._protocol.call(contact, Ping(), on_verified, counts_as_failure=counts_as_failure, require_proof=True)
+
+    def _begins_verification(self, contact: Contact) -> bool:
+        """Whether it was not verified just now. The pauses are all of one length, so the oldest ends first."""
+        now, paused = self._clock.monotonic(), self._verify_again
+        while paused and paused[oldest := next(iter(paused))] <= now:
+            del paused[oldest]
+        if contact in paused:
+            return False
+        if len(paused) >= MAX_PAUSED:
+            del paused[next(iter(paused))]
+        paused[contact] = now + VERIFY_PAUSE_S
+        return True
 
     def _check_address(self, contact: Contact, otherwise: AddressClaim) -> None:
         def on_result(result: Result | None) -> None:

@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from p2pnode.overlay.ids import node_id_of
-from p2pnode.overlay.sealing.certificate_request import CertificateBundle, CertificateRequest
 from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.sealing.tls import CertificateBundle, CertificateRequest
 
-#: Validity begins this much earlier, as clocks differ (by less: `overlay.sealing.init_filter.CLOCK_BOUND_S`).
+#: Validity begins this much earlier, as clocks differ (by less: `overlay.sealing.handshake.CLOCK_BOUND_S`).
 _CLOCK_SKEW = datetime.timedelta(days=1)
 #: A node makes a new certificate at every start.
 _VALIDITY = datetime.timedelta(days=3650)

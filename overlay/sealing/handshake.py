@@ -6,13 +6,20 @@ key both messages look random and cannot be made; with it, a node still cannot p
 derives the session keys from the X25519 secret; the swarm key's epoch and the run are the salt. Its info is both ids,
 both boot nonces and the digests of both messages.
 
-Pure. Keeps no state: `overlay.sealing.init_filter` checks freshness and replays. Wire format: docs/protocol.md.
+`InitFilter` decides which inits are answered: each one once, fresh, and with a valid signature. An init is fresh if its
+sender's clock differs from the local one by at most `CLOCK_BOUND_S` and it was made after this node's start. The newest
+time of each sender is remembered, so a recorded init is refused, also after a restart (WireGuard's rule, Donenfeld
+2017, section 5.1). The cheap checks come first: only a fresh init costs a signature check.
+
+Pure. Wire format: docs/protocol.md.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -22,6 +29,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from p2pnode.overlay.errors import Refused
 from p2pnode.overlay.identity import Identity
 from p2pnode.overlay.ids import ID_BYTES, node_id_of
 from p2pnode.overlay.sealing.swarm_key import SwarmKey
@@ -186,3 +194,54 @@ def _is_valid(public_key: bytes, context: bytes, content: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+#: Clocks of two members may differ by this much. Beyond it inits get no answer, and a warning is logged here.
+CLOCK_BOUND_S = 60.0
+#: Senders remembered, and clock warnings given: bounds, so that no flood of inits grows memory.
+MAX_SENDERS = 16384
+MAX_CLOCK_REPORTS = 64
+
+
+class InitFilter:
+    """State of the checks since the start; `check` raises `Refused` for every init that must not be answered."""
+
+    def __init__(self, wall: float, clock_differs: Callable[[bytes, float], None]) -> None:
+        """`clock_differs(node, seconds)`: a member's clock is ahead by more than the bound (behind, where negative)."""
+        #: Newest init by (node, boot), the least recently seen first.
+        self._newest: OrderedDict[tuple[bytes, bytes], int] = OrderedDict()
+        #: Inits up to this time are refused: they are older than this start, or than a sender that was forgotten.
+        self._too_old_us = microseconds(wall)
+        self._clock_differs = clock_differs
+        self._clocks_reported: dict[bytes, bool] = {}
+
+    def check(self, init: HandshakeInit, epoch: Epoch, wall: float) -> None:
+        """Accept an init once and remember it. Raises `Refused`."""
+        sender = (init.node_id, init.boot_nonce)
+        if init.sent_us <= self._newest.get(sender, 0):
+            raise Refused("replayed")
+        ahead_s = (init.sent_us - microseconds(wall)) / 1e6
+        if abs(ahead_s) > CLOCK_BOUND_S:
+            self._report_clock(init, epoch, ahead_s)
+            raise Refused("clock")
+        if init.sent_us <= self._too_old_us:
+            raise Refused("before_start")
+        if not init.is_signed(epoch):
+            raise Refused("unsigned")
+        self._newest[sender] = init.sent_us
+        self._newest.move_to_end(sender)
+        if len(self._newest) > MAX_SENDERS:
+            self._too_old_us = max(self._too_old_us, self._newest.popitem(last=False)[1])
+
+    def _report_clock(self, init: HandshakeInit, epoch: Epoch, ahead_s: float) -> None:
+        """Once per node. Either clock may be wrong, or the init is an old recording."""
+        if init.node_id in self._clocks_reported or len(self._clocks_reported) >= MAX_CLOCK_REPORTS:
+            return
+        if init.is_signed(epoch):
+            self._clocks_reported[init.node_id] = True
+            self._clock_differs(init.node_id, ahead_s)
+
+
+def microseconds(wall: float) -> int:
+    """The time of a handshake message, as it is on the wire."""
+    return int(wall * 1e6)

@@ -14,7 +14,7 @@ from p2pnode.overlay.environment import Clock, Entropy, Log
 from p2pnode.overlay.identity import Identity
 from p2pnode.overlay.ids import short
 from p2pnode.overlay.line_rate import MeasuredLine
-from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
+from p2pnode.overlay.sealing.handshake import CLOCK_BOUND_S
 from p2pnode.overlay.sealing.sealer import Sealer
 from p2pnode.overlay.sealing.swarm_key import KeyRing
 from p2pnode.overlay.transport import (

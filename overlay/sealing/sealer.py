@@ -3,7 +3,7 @@
 The first datagram to a node starts a handshake (`overlay.sealing.handshake`) and is queued until it is done; later ones
 use its session (`overlay.sealing.session`). A peer that cannot prove membership gets no answer; it changes nothing but
 one counter. An init gets one response, only from the node it names, and only if it is fresh
-(`overlay.sealing.init_filter`). So recorded traffic opens nothing.
+(`overlay.sealing.handshake`). So recorded traffic opens nothing.
 
 Pure. Time (`now` monotonic, `wall` since 1970) and randomness come in; datagrams to send and to deliver go out. There
 are no timers: a lost init is sent again when the caller sends its next datagram.
@@ -32,11 +32,12 @@ from p2pnode.overlay.sealing.handshake import (
     Epoch,
     HandshakeInit,
     HandshakeResponse,
+    InitFilter,
     make_init,
     make_response,
+    microseconds,
     session_keys,
 )
-from p2pnode.overlay.sealing.init_filter import InitFilter, microseconds
 from p2pnode.overlay.sealing.session import MAX_DATAGRAMS, SEAL_BYTES, Session, index_of
 from p2pnode.overlay.sealing.swarm_key import KeyRing
 from p2pnode.overlay.transport import MAX_DATAGRAM_BYTES
@@ -126,7 +127,7 @@ class Sealer:
         self._sessions: dict[bytes, Session] = {}
         self._unconfirmed: deque[tuple[float, bytes]] = deque()
         self._pending_inits: dict[bytes, tuple[_Key, _PendingInit]] = {}
-        self._filter = InitFilter(now, wall, clock_differs)
+        self._filter = InitFilter(wall, clock_differs)
         self._last_init_us = 0
         self._pruned_at = now
         self.use(keys)
@@ -291,7 +292,7 @@ class Sealer:
         node_id = init.node_id
         if node_id == self._identity.node_id and init.boot_nonce == self._boot_nonce:
             raise Refused("own_echo")
-        self._filter.check(init, epoch, now, wall)
+        self._filter.check(init, epoch, wall)
         ephemeral = self._token(PUBLIC_KEY_BYTES)
         response = make_response(self._identity, epoch, init, self._boot_nonce, self._new_index(), ephemeral)
         keys = session_keys(epoch, init, response, ephemeral, init.ephemeral)

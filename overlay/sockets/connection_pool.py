@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from p2pnode.overlay.addresses import Address, id_behind
 from p2pnode.overlay.environment import Clock
 from p2pnode.overlay.ids import short
-from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
+from p2pnode.overlay.sealing.handshake import CLOCK_BOUND_S
 from p2pnode.overlay.sealing.tickets import TicketVerifier
 from p2pnode.overlay.sealing.tls import Credentials, NotANodeCertificate, id_of_certificate
 from p2pnode.overlay.sockets.connection import Connection

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from p2pnode.overlay.addresses import Address, NodeAddress, group_of
 from p2pnode.overlay.environment import Log
 from p2pnode.overlay.sealing.tls import NotANodeCertificate
-from p2pnode.overlay.sockets.concurrency import HandlerLimiter
+from p2pnode.overlay.sockets.concurrency import ConnectionPlaces, HandlerLimiter
 from p2pnode.overlay.sockets.connection import Connection, ConnectionClosed
-from p2pnode.overlay.sockets.connection_places import ConnectionPlaces
 from p2pnode.overlay.sockets.connection_pool import TIMER_S, proven_id
 from p2pnode.overlay.sockets.framing import (
     MAGIC,
@@ -70,7 +69,7 @@ class StreamServer:
         places: int,
         waits: Callable[[str], bool] = waits_for_none,
     ) -> None:
-        """`places`: connections kept at once (`overlay.sockets.connection_places`). `waits`: see `Transport.open`."""
+        """`places`: connections kept at once (`overlay.sockets.concurrency`). `waits`: see `Transport.open`."""
         self._waits = waits
         self._meter = meter
         self._places: ConnectionPlaces[Connection] = ConnectionPlaces(places)

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from p2pnode.overlay.errors import Refused
-from p2pnode.overlay.sealing.client_hello import MAX_HELLO_BYTES
-from p2pnode.overlay.sealing.tickets import TicketVerdict
+from p2pnode.overlay.sealing.tickets import MAX_HELLO_BYTES, TicketVerdict
+from p2pnode.overlay.sockets.concurrency import ConnectionPlaces
 from p2pnode.overlay.sockets.listener import Listener
 
 #: The first bytes of a member arrive one round trip after it has connected.
@@ -30,11 +30,10 @@ RECHECK_DELAY_S = 0.03
 class _PendingConnection:
     """A connection whose ticket has not been verified."""
 
-    __slots__ = ("host", "recheck_delay_s", "stream", "timer")
+    __slots__ = ("recheck_delay_s", "stream", "timer")
 
-    def __init__(self, stream: socket.socket, host: str, timer: asyncio.TimerHandle) -> None:
+    def __init__(self, stream: socket.socket, timer: asyncio.TimerHandle) -> None:
         self.stream = stream
-        self.host = host
         self.timer = timer
         self.recheck_delay_s = RECHECK_DELAY_S
 
@@ -51,13 +50,12 @@ class TicketGate:
         max_pending: int = MAX_PENDING,
     ) -> None:
         """`max_pending`: connections whose ticket is awaited, at most `MAX_PENDING`."""
-        self._max_pending = min(max_pending, MAX_PENDING)
+        self._places: ConnectionPlaces[int] = ConnectionPlaces(min(max_pending, MAX_PENDING))
         self._verify = verify
         self._admit = admit
         self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, _PendingConnection] = {}
-        self._by_host: Counter[str] = Counter()
         self._listener = Listener(listening, self._on_connection)
 
     def close(self) -> None:
@@ -70,17 +68,11 @@ class TicketGate:
     def _on_connection(self, stream: socket.socket, host: str) -> None:
         self._counters["streams_accepted"] += 1
         timer = self._loop.call_later(FIRST_BYTES_TIMEOUT_S, self._drop, stream.fileno(), "silent")
-        pending = _PendingConnection(stream, host, timer)
+        pending = _PendingConnection(stream, timer)
         self._pending[stream.fileno()] = pending
-        self._by_host[pending.host] += 1
+        if (crowded := self._places.enter(stream.fileno(), host)) is not None:
+            self._drop(crowded, "crowded")
         self._check(stream.fileno())
-        if len(self._pending) > self._max_pending:
-            self._drop_from_busiest_host()
-
-    def _drop_from_busiest_host(self) -> None:
-        busiest = self._by_host.most_common(1)[0][0]
-        oldest = next(fileno for fileno, pending in self._pending.items() if pending.host == busiest)
-        self._drop(oldest, "crowded")
 
     def _check(self, fileno: int) -> None:
         pending = self._pending.get(fileno)
@@ -129,6 +121,4 @@ class TicketGate:
         pending.timer.cancel()
         self._loop.remove_reader(fileno)
         del self._pending[fileno]
-        self._by_host[pending.host] -= 1
-        if not self._by_host[pending.host]:
-            del self._by_host[pending.host]
+        self._places.leave(fileno)

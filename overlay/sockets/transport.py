@@ -20,13 +20,12 @@ from p2pnode.overlay.line_rate import MeasuredLine
 from p2pnode.overlay.sealing.sealer import MAX_SEALED_BYTES
 from p2pnode.overlay.sealing.tls import Credentials
 from p2pnode.overlay.sockets.client import StreamClient, StreamRequest
-from p2pnode.overlay.sockets.connection_places import UNPROVEN_SHARE, places_of
+from p2pnode.overlay.sockets.concurrency import UNPROVEN_SHARE, places_of
 from p2pnode.overlay.sockets.connection_pool import StreamSeal
 from p2pnode.overlay.sockets.line_meter import LineMeter, UploadMeter
-from p2pnode.overlay.sockets.listener import Listener, bind_pair
+from p2pnode.overlay.sockets.listener import DatagramSocket, Listener, bind_pair
 from p2pnode.overlay.sockets.server import StreamServer
 from p2pnode.overlay.sockets.ticket_gate import TicketGate
-from p2pnode.overlay.sockets.udp import DatagramSocket
 from p2pnode.overlay.transport import (
     MAX_DATAGRAM_BYTES,
     MAX_HEAD_BYTES,

@@ -22,8 +22,14 @@ from p2pnode.config.settings import Config
 from p2pnode.doctor.machine import DoctorCheck, error, info, ok, warning
 from p2pnode.keys.closed_swarm import open_closed_swarm
 from p2pnode.overlay.addresses import Address, is_loopback
-from p2pnode.overlay.bootstrap.advice import what_to_do
-from p2pnode.overlay.bootstrap.dialer import HELLO_TIMEOUT_S, RESOLVE_TIMEOUT_S, NotThisSwarm, resolve, why_unreachable
+from p2pnode.overlay.bootstrap.dialer import (
+    HELLO_TIMEOUT_S,
+    RESOLVE_TIMEOUT_S,
+    NotThisSwarm,
+    resolve,
+    what_to_do,
+    why_unreachable,
+)
 from p2pnode.overlay.bootstrap.hello import HelloContext, HelloRejected, say_hello
 from p2pnode.overlay.bootstrap.peer_store import PeerStore
 from p2pnode.overlay.environment import Environment

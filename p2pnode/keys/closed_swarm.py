@@ -16,12 +16,11 @@ from p2pnode.keys.invitation_files import IN_ENVIRONMENT, STANDARD_INPUT
 from p2pnode.keys.key_files import read_key_file
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.identity import Identity
-from p2pnode.overlay.sealing.certificate_request import CertificateError, make_certificates
-from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
+from p2pnode.overlay.sealing.handshake import CLOCK_BOUND_S
 from p2pnode.overlay.sealing.sealed_transport import SealedTransport
 from p2pnode.overlay.sealing.swarm_key import KeyRing
 from p2pnode.overlay.sealing.tickets import TicketVerifier
-from p2pnode.overlay.sealing.tls import Credentials
+from p2pnode.overlay.sealing.tls import CertificateError, Credentials, make_certificates
 from p2pnode.overlay.sockets.connection_pool import StreamSeal
 from p2pnode.overlay.sockets.transport import SocketTransport
 

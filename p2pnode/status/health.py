@@ -11,7 +11,7 @@ from p2pnode import __version__
 from p2pnode.config.rules import warnings_for
 from p2pnode.lifecycle.node import Node
 from p2pnode.lifecycle.startup import WAITING_HINT
-from p2pnode.overlay.bootstrap.advice import what_to_do
+from p2pnode.overlay.bootstrap.dialer import what_to_do
 from p2pnode.overlay.ids import short
 from p2pnode.overlay.report import OverlayReport
 from p2pnode.status.findings import (

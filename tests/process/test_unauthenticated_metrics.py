@@ -22,9 +22,9 @@ from p2pnode.overlay.kademlia import messages
 from p2pnode.overlay.kademlia.messages import Ping
 from p2pnode.overlay.peers import Heartbeat
 from p2pnode.overlay.requests import Envelope
-from p2pnode.overlay.sealing.client_hello import server_name
 from p2pnode.overlay.sealing.handshake import SEALED
 from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.sealing.tickets import server_name
 from p2pnode.overlay.sockets.framing import Kind, beginning
 from p2pnode.overlay.system import SystemEntropy
 from p2pnode.overlay.transport import TransportError

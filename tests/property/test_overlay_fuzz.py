@@ -26,8 +26,7 @@ from p2pnode.overlay.bootstrap import hello
 from p2pnode.overlay.kademlia import messages
 from p2pnode.overlay.kademlia.calls import MAX_OUTSTANDING
 from p2pnode.overlay.membership.identity_conflict import MAX_REPORTED
-from p2pnode.overlay.membership.responder import MAX_PINGS_FOR_OTHERS
-from p2pnode.overlay.membership.service import MAX_CONCURRENT_VERIFICATIONS, MAX_PAUSED
+from p2pnode.overlay.membership.service import MAX_PAUSED
 from p2pnode.overlay.overlay import Overlay
 from p2pnode.overlay.peers import Heartbeat
 from p2pnode.overlay.requests import Envelope
@@ -283,12 +282,10 @@ class Fuzz:
         assert len(left) == tasks, f"{left} {where}"
         assert target.report().counters.get("faults", 0) == 0, where
         assert not any(change.kind == "twin" for _, change in world.changes[1]), where
-        members, verifications = target._members, target._membership.verifications
+        members = target._members
         sizes = {
             "calls": (len(target._protocol._calls), MAX_OUTSTANDING),
-            "verified": (len(verifications), MAX_PAUSED),
-            "verifying": (verifications.under_way, MAX_CONCURRENT_VERIFICATIONS),
-            "for others": (target._responder.pings_for_others, MAX_PINGS_FOR_OTHERS),
+            "verified": (len(target._membership._verify_again), MAX_PAUSED),
             "silent": (len(members.negative), 4096),
             "conflicts": (len(members.conflicts), MAX_REPORTED),
             "news": (len(target._protocol.queue), 512),

@@ -10,7 +10,7 @@ import pytest
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.kademlia.messages import Gossip, MemberState
 from p2pnode.overlay.peers import Activity, Heartbeat
-from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
+from p2pnode.overlay.sealing.handshake import CLOCK_BOUND_S
 from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.network.transport import MemoryTransport

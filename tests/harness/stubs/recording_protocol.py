@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, cast
 from kademlia.node import Node
 
 from p2pnode.overlay.addresses import Address
-from p2pnode.overlay.kademlia.broadcast_queue import BroadcastQueue
 from p2pnode.overlay.kademlia.calls import CallTimes
-from p2pnode.overlay.kademlia.messages import Call, Gossip, GossipOnly, Result
+from p2pnode.overlay.kademlia.messages import BroadcastQueue, Call, Gossip, GossipOnly, Result
 from p2pnode.overlay.kademlia.protocol import SwarmProtocol
 from p2pnode.overlay.kademlia.routing_table import ContactTable
 from p2pnode.overlay.peers import Contact

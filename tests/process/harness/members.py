@@ -13,11 +13,10 @@ from typing import Any
 from p2pnode.overlay.addresses import Address, NodeAddress, id_behind
 from p2pnode.overlay.identity import Identity, identity_from_seed
 from p2pnode.overlay.sealing.certificate_maker import make_bundle
-from p2pnode.overlay.sealing.certificate_request import CertificateRequest
 from p2pnode.overlay.sealing.sealed_transport import SealedTransport
 from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode.overlay.sealing.tickets import TicketVerifier
-from p2pnode.overlay.sealing.tls import Credentials
+from p2pnode.overlay.sealing.tls import CertificateRequest, Credentials
 from p2pnode.overlay.sockets.connection_pool import StreamSeal
 from p2pnode.overlay.sockets.transport import SocketTransport
 from p2pnode.overlay.system import SystemClock, SystemEntropy

@@ -9,7 +9,7 @@ import pytest
 
 from p2pnode.overlay.sockets import server as server_module
 from p2pnode.overlay.sockets import transport as transport_module
-from p2pnode.overlay.sockets.connection_places import places_of
+from p2pnode.overlay.sockets.concurrency import places_of
 from p2pnode.overlay.sockets.framing import HEADER, MAGIC, Kind, beginning
 from p2pnode.overlay.transport import Request, Response
 from tests.process.harness.sockets import LATE_S, MB, Node, Paced, Run, ask, failure, paced, run

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from p2pnode.overlay import time_slice
+from p2pnode.overlay import system
 
 #: Prints the slice in ns of the thread that asked, of a thread, of one of the executor and of a process that it started
 #: afterwards.
 CODE = """
 import asyncio, ctypes, platform, struct, subprocess, sys, threading
-from p2pnode.overlay import time_slice
+from p2pnode.overlay import system
 from p2pnode.overlay.system import ThreadExecutor
 
 READ = {"x86_64": 315, "aarch64": 275, "riscv64": 275, "loongarch64": 275}
@@ -25,7 +25,7 @@ def shown():
 
 code = sys.argv[1]
 if code:
-    print(time_slice.shorten_slice(), flush=True)
+    print(system.shorten_slice(), flush=True)
     shown()
     thread = threading.Thread(target=shown); thread.start(); thread.join()
     asyncio.run(ThreadExecutor().run(shown))
@@ -45,8 +45,8 @@ def test_the_loop_has_a_short_slice_and_what_it_starts_has_the_system_s() -> Non
     assert accepted == "True"
     if int(mine) == 0:
         pytest.skip("this kernel has no slices of threads (they came with Linux 6.12)")
-    assert int(mine) == round(time_slice.SLICE_S * 1e9)
-    assert int(computing) == round(time_slice.WORKER_SLICE_S * 1e9)
+    assert int(mine) == round(system.SLICE_S * 1e9)
+    assert int(computing) == round(system.WORKER_SLICE_S * 1e9)
     assert int(thread) > int(computing) > int(mine)
     assert int(child) > int(mine)
 
@@ -54,4 +54,4 @@ def test_the_loop_has_a_short_slice_and_what_it_starts_has_the_system_s() -> Non
 def test_another_system_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the call, on an unknown processor, nothing is tried and the answer is no."""
     monkeypatch.setattr("platform.machine", lambda: "s390x")
-    assert time_slice.shorten_slice() is False
+    assert system.shorten_slice() is False

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from p2pnode.overlay.bootstrap.advice import MAX_EXPLAINED, OTHERWISE, explained, what_to_do
+from p2pnode.overlay.bootstrap.dialer import MAX_EXPLAINED, OTHERWISE, explained, what_to_do
 from p2pnode.overlay.sockets.connection_pool import CLOSED_WITHOUT_RESPONSE
 from tests.harness.project.repository import ROOT
 

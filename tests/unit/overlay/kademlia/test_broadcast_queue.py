@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2pnode.overlay.kademlia import messages
-from p2pnode.overlay.kademlia.broadcast_queue import GOSSIP_PER_DATAGRAM, MAX_QUEUED, BroadcastQueue
+from p2pnode.overlay.kademlia.messages import GOSSIP_PER_DATAGRAM, MAX_QUEUED, BroadcastQueue
 from tests.harness.builders.peers import ids
 
 

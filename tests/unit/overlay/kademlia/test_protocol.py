@@ -13,8 +13,7 @@ from kademlia.node import Node
 from p2pnode.overlay.addresses import Address, NodeAddress
 from p2pnode.overlay.identity import Identity, identity_from_seed
 from p2pnode.overlay.kademlia import messages
-from p2pnode.overlay.kademlia.broadcast_queue import RETRANSMIT
-from p2pnode.overlay.kademlia.messages import FindNode, Gossip, Ping, Pong, Result
+from p2pnode.overlay.kademlia.messages import RETRANSMIT, FindNode, Gossip, Ping, Pong, Result
 from p2pnode.overlay.kademlia.protocol import IdentityProofs, SwarmProtocol
 from p2pnode.overlay.peer_table import PeerTable
 from p2pnode.overlay.peers import Contact, Heartbeat, Peer

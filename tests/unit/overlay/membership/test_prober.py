@@ -12,8 +12,7 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.kademlia.messages import Ping
 from p2pnode.overlay.membership.failure_detector import FailureDetector
 from p2pnode.overlay.membership.members import MemberList
-from p2pnode.overlay.membership.prober import REDIAL_DEAD_S, Prober
-from p2pnode.overlay.membership.service import Membership
+from p2pnode.overlay.membership.service import REDIAL_DEAD_S, Membership
 from p2pnode.overlay.peers import Contact, PeerChange
 from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import heartbeat, ids
@@ -25,7 +24,7 @@ PEER = Contact(ids(1)[0], Address("10.0.0.1", 8468))
 
 
 class World:
-    """A prober over a protocol that records; one peer is known, and answers nothing."""
+    """A membership over a protocol that records; one peer is known, and answers nothing."""
 
     def __init__(self, settings: LivenessSettings) -> None:
         self.recorder = RecordingProtocol()
@@ -34,7 +33,6 @@ class World:
         detector = FailureDetector(OWN, 1, settings, random.Random(1), self.clock.monotonic())
         self.members = MemberList(OWN, 7, detector, self.recorder.router, 20)
         self.membership = Membership(self.members, self.recorder.protocol, settings, self.environment)
-        self.prober = Prober(self.membership, self.recorder.protocol, self.environment)
         self.changes: list[tuple[str, float]] = []
         self.membership.on_change(lambda change: self.changes.append((change.kind, self.clock.monotonic())))
         self.membership.on_response(heartbeat(PEER.node_id), PEER.address, 0.01, PEER, proven=True)
@@ -55,9 +53,9 @@ class World:
 def play(story: Callable[[World], Awaitable[None]], **settings: float) -> None:
     async def run() -> None:
         world = World(LivenessSettings(**settings))  # type: ignore[arg-type]
-        world.prober.start()
+        world.membership.start()
         await story(world)
-        world.prober.stop()
+        world.membership.close()
         sent = len(world.recorder.calls)
         await asyncio.sleep(30)
         assert len(world.recorder.calls) == sent, "a stopped prober sends nothing"
@@ -99,9 +97,9 @@ def test_the_timer_is_armed_for_the_deadline_that_the_detector_measures_lag_from
         await asyncio.sleep(next_round - world.clock.monotonic() + 0.1)
         for _ in range(2):
             world.suspect()
-            assert world.prober._timer is not None
+            assert world.membership._timer is not None
             planned = world.members.detector._planned
-            assert world.prober._timer.when() == pytest.approx(planned)
+            assert world.membership._timer.when() == pytest.approx(planned)
             refuted = heartbeat(PEER.node_id)
             world.membership.on_response(refuted, PEER.address, 0.01, PEER, proven=True)
             await asyncio.sleep(0.3)

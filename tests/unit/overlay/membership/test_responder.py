@@ -96,7 +96,6 @@ def test_a_ping_on_behalf_of_another_node_is_answered_when_it_has_ended(result: 
         assert world.recorder.responses == []
         call.on_result(result)
         assert world.recorder.responses == [(b"m" * 20, HERE, PingResult(answered))]
-        assert world.responder.pings_for_others == 0
 
     play(story)
 
@@ -114,7 +113,6 @@ def test_a_target_known_at_another_address_is_pinged_at_both() -> None:
         first.on_result(None)
         seen = heartbeat(TARGET.node_id, port=9, host=known.address.host)
         assert [result for _, _, result in world.recorder.responses] == [PingResult(True, seen)]
-        assert world.responder.pings_for_others == 0
 
     play(story)
 
@@ -138,16 +136,13 @@ def test_a_node_that_was_heard_a_moment_ago_needs_no_ping() -> None:
     play(story)
 
 
-def test_pings_on_behalf_of_others_are_bounded_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above the limit, or with an address that cannot be sent to, nothing is sent, and it is counted."""
-    monkeypatch.setattr(responder, "MAX_PINGS_FOR_OTHERS", 1)
+def test_an_address_that_cannot_be_sent_to_is_not_pinged_for_another() -> None:
+    """It is counted."""
 
     def story(world: World) -> None:
-        world.answer(PingRequest(pack_contact(TARGET)))
-        world.answer(PingRequest(pack_contact(TARGET)))
         world.answer(PingRequest(b"i" * 20 + bytes(6)))
-        assert len(world.recorder.calls) == 1
-        assert world.recorder.counters == {"probes_not_made": 1, "malformed_contacts": 1}
+        assert world.recorder.calls == []
+        assert world.recorder.counters == {"malformed_contacts": 1}
 
     play(story)
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from p2pnode.overlay.identity import identity_from_seed
-from p2pnode.overlay.sealing.certificate_request import (
+from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.sealing.tls import (
     CertificateBundle,
     CertificateError,
     CertificateRequest,
+    Credentials,
     make_certificates,
 )
-from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
-from p2pnode.overlay.sealing.tls import Credentials
 
 KEYS = KeyRing((SwarmKey(b"k" * 32),))
 IDENTITY = identity_from_seed(b"i" * 32)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from p2pnode.overlay.errors import Refused
-from p2pnode.overlay.sealing.client_hello import MAX_HELLO_BYTES, server_name
+from p2pnode.overlay.sealing.tickets import MAX_HELLO_BYTES, server_name
 from tests.unit.overlay.sealing.hellos import hello
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from p2pnode.overlay.addresses import Address, NodeAddress, id_behind
 from p2pnode.overlay.environment import Log
 from p2pnode.overlay.identity import identity_from_seed
-from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
+from p2pnode.overlay.sealing.handshake import CLOCK_BOUND_S
 from p2pnode.overlay.sealing.sealed_transport import SealedTransport
 from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode.overlay.transport import DatagramHandler, Request, RequestHandler, Response

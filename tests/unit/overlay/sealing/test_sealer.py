@@ -9,8 +9,7 @@ import pytest
 
 from p2pnode.overlay.addresses import Address, NodeAddress
 from p2pnode.overlay.identity import identity_from_seed
-from p2pnode.overlay.sealing.handshake import INIT, RESPONSE, SEALED, Epoch, make_init, make_response
-from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
+from p2pnode.overlay.sealing.handshake import CLOCK_BOUND_S, INIT, RESPONSE, SEALED, make_response
 from p2pnode.overlay.sealing.sealer import (
     INIT_DELAY_S,
     MAX_QUEUED,
@@ -472,20 +471,3 @@ def test_rotation_step_by_step() -> None:
     expelled = End("x", time, keys=KeyRing((KEY,)))
     (init,) = expelled.seal(b, b"still there?")
     assert b.open(init, expelled) == []
-
-
-def test_a_flood_of_inits_is_bounded(ends: tuple[End, End]) -> None:
-    """Thousands of inits of a member under invented ids get a bounded number of responses and sessions."""
-    _, b = ends
-    epoch = Epoch(KEY, "tests")
-    answers = 0
-    for number in range(2600):
-        outsider = identity_from_seed(number.to_bytes(32, "big"))
-        init = make_init(outsider, epoch, b.identity.node_id, b"b" * 8, int((WALL + 2) * 1e6), b"i" * 8, b"e" * 32)
-        sealed = epoch.seal(INIT, init.content, number.to_bytes(12, "big"))
-        opened = b.sealer.open(sealed, Address("10.0.0.9", 9), 1.0, WALL + 1)
-        answers += len(opened.send)
-
-    assert answers == 2000
-    assert b.dropped() == {"busy": 600}
-    assert b.sealer.sessions <= 1025

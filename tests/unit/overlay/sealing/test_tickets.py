@@ -8,7 +8,7 @@ import pytest
 
 from p2pnode.overlay.errors import Refused
 from p2pnode.overlay.sealing import tickets
-from p2pnode.overlay.sealing.init_filter import CLOCK_BOUND_S
+from p2pnode.overlay.sealing.handshake import CLOCK_BOUND_S
 from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode.overlay.sealing.tickets import TicketVerdict, TicketVerifier
 from tests.unit.overlay.sealing.hellos import hello

@@ -17,9 +17,8 @@ from cryptography.x509.oid import NameOID
 
 from p2pnode.overlay.identity import identity_from_seed
 from p2pnode.overlay.sealing.certificate_maker import authority, make_bundle, node_certificate
-from p2pnode.overlay.sealing.certificate_request import CertificateRequest
 from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
-from p2pnode.overlay.sealing.tls import Credentials, NotANodeCertificate, id_of_certificate
+from p2pnode.overlay.sealing.tls import CertificateRequest, Credentials, NotANodeCertificate, id_of_certificate
 
 KEY, NEXT_KEY = SwarmKey(b"\1" * 32), SwarmKey(b"\2" * 32)
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

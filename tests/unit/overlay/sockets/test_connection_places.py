@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pnode.overlay.sockets.connection_places import MIN_PLACES, ConnectionPlaces, places_of
+from p2pnode.overlay.sockets.concurrency import MIN_PLACES, ConnectionPlaces, places_of
 
 
 def test_half_of_the_descriptors_that_are_not_reserved_are_for_accepted_connections() -> None:

@@ -18,8 +18,8 @@ from p2pnode.keys.closed_swarm import POLL_INTERVAL_S, ClosedSwarm, open_closed_
 from p2pnode.keys.key_files import write_key_file
 from p2pnode.overlay.identity import identity_from_seed
 from p2pnode.overlay.sealing.certificate_maker import make_bundle
-from p2pnode.overlay.sealing.certificate_request import CertificateError, CertificateRequest
 from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
+from p2pnode.overlay.sealing.tls import CertificateError, CertificateRequest
 from p2pnode.overlay.settings import NodeSettings, SwarmSettings
 from tests.harness.environment.simulated import InlineExecutor, ListLog, make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop
