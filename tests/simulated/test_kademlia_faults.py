@@ -58,7 +58,7 @@ class Member:
         message_id, message = messages.decode(datagram)
         if isinstance(message, messages.RequestDatagram):
             head = messages.encode_head(TAG, self._heartbeat)
-            proof = self._proofs.make(message.heartbeat.node_id, message_id, head, 0.0)
+            proof = self._proofs.make(message.heartbeat.node_id, message_id, head)
             body = self._shape if isinstance(message.body, messages.FindNode) else ["pong"]
             encoded = msgspec.msgpack.encode([TAG, self._heartbeat, body, [], proof])
             self._transport.send(source, b"\x01" + message_id + encoded)

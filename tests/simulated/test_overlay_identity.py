@@ -78,7 +78,7 @@ class Forger:
 
 
 def proof(identity: Identity, asker: bytes, message_id: bytes, heartbeat: Heartbeat) -> bytes:
-    return IdentityProofs(identity).make(asker, message_id, messages.encode_head(TAG, heartbeat), 0.0)
+    return IdentityProofs(identity).make(asker, message_id, messages.encode_head(TAG, heartbeat))
 
 
 # -- one key, two processes
