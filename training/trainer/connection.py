@@ -21,7 +21,6 @@ from p2pnode.training.errors import TrainingError
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.data_messages import DataGranted, DataKnown
 from p2pnode.training.trainer_link.interface import TrainerFailed
-from p2pnode.training.trainer_link.messages import StepAnswer, StepAnswered, StepWanted
 from p2pnode.training.trainer_link.record_messages import RecordsGranted
 
 #: Progress is sent at most this often.
@@ -35,8 +34,8 @@ MAX_DESCRIPTORS = 4
 
 _PR_SET_PDEATHSIG = 1
 
-#: An answer to a question about data; its `number` is that of the question.
-Answer = TypeVar("Answer", DataGranted, RecordsGranted)
+#: An answer to a question; its `number` is that of the question.
+Answer = TypeVar("Answer", DataGranted, RecordsGranted, messages.StepAnswered)
 
 
 class DaemonGone(TrainingError):
@@ -70,12 +69,10 @@ class DaemonConnection:
         self._progress_s = 0.0
         #: What the swarm is known to have trained of the data that its nodes share; None before the daemon has told.
         self.known: DataKnown | None = None
-        #: Answers to questions about data, by their kind.
-        self._granted: dict[type[Any], queue.SimpleQueue[Any]] = {
-            kind: queue.SimpleQueue() for kind in (DataGranted, RecordsGranted)
+        #: Answers to questions, by their kind; None: look whether to give up.
+        self._answers: dict[type[Any], queue.SimpleQueue[Any]] = {
+            kind: queue.SimpleQueue() for kind in (DataGranted, RecordsGranted, messages.StepAnswered)
         }
-        #: What the next step is; None: look whether the order is to be abandoned.
-        self._answers: queue.SimpleQueue[StepAnswered | None] = queue.SimpleQueue()
         self._asked = 0
         #: A script may call `swarm.alive()` in a thread of its own.
         self._sending = threading.Lock()
@@ -146,7 +143,6 @@ class DaemonConnection:
             raise StopAsked
         if isinstance(message, messages.Order):
             self._turn = message.turn
-            self._asked = 0
         return message
 
     def answer(self, kind: type[Answer], number: int, gives_up: Callable[[], bool] = lambda: False) -> Answer | None:
@@ -154,14 +150,14 @@ class DaemonConnection:
         `gives_up` is true after a while. Raises `DaemonGone`."""
         while not self.stopping and not self.lost:
             try:
-                answer: Answer = self._granted[kind].get(timeout=POLL_S)
+                answer: Answer | None = self._answers[kind].get(timeout=POLL_S)
             except queue.Empty:
                 self.send(messages.SignOfLife())
-                if gives_up():
-                    return None
-                continue
-            if answer.number == number:
+                answer = None
+            if answer is not None and answer.number == number:
                 return answer
+            if gives_up():
+                return None
         return None
 
     def receive_start(self) -> messages.Start:
@@ -171,20 +167,13 @@ class DaemonConnection:
             raise DaemonGone(self.broken)
         return message
 
-    def next_step(self) -> StepAnswer:
+    def next_step(self) -> messages.StepAnswer:
         """Ask what the next iteration of the present turn is, and wait for the answer; `STOP` if the order is to be
         abandoned. Raises `DaemonGone`."""
         self._asked += 1
-        self.send(StepWanted(self._turn, self._asked))
-        while not self.interrupted():
-            try:
-                answer = self._answers.get(timeout=POLL_S)
-            except queue.Empty:
-                self.send(messages.SignOfLife())
-                continue
-            if answer is not None and (answer.turn, answer.number) == (self._turn, self._asked):
-                return answer.answer
-        return StepAnswer.STOP
+        self.send(messages.StepWanted(self._turn, self._asked))
+        answer = self.answer(messages.StepAnswered, self._asked, self.interrupted)
+        return messages.StepAnswer.STOP if answer is None else answer.answer
 
     def receive_memory(self) -> tuple[messages.Memory, tuple[int, ...]]:
         """The answer to `Hello`, with the descriptors of vector and delta, and perhaps those of the leaders' values."""
@@ -204,30 +193,31 @@ class DaemonConnection:
                 for message in decoder.from_daemon(data):
                     if isinstance(message, messages.Cancel):
                         self._cancelled = max(self._cancelled, message.turn)
-                        self._answers.put(None)
-                        continue
-                    if isinstance(message, StepAnswered):
-                        self._answers.put(message)
+                        self._wake()
                         continue
                     if isinstance(message, DataKnown):
                         self.known = message
                         continue
-                    if (waiting := self._granted.get(type(message))) is not None:
+                    if (waiting := self._answers.get(type(message))) is not None:
                         waiting.put(message)
                         continue
                     self.stopping = self.stopping or isinstance(message, messages.RunEnded | messages.Stop)
                     self._inbox.put(message)
                     if self.stopping:
-                        self._answers.put(None)
+                        self._wake()
         except ConnectionError:
             pass  # The daemon was killed.
         except (OSError, messages.LinkBroken) as error:
             self.broken = f"the link to the p2pnode daemon broke: {error!r}"
         self.lost = True
-        self._answers.put(None)
+        self._wake()
         self._inbox.put(None)
         if self._on_lost is not None:
             self._on_lost()
+
+    def _wake(self) -> None:
+        for waiting in self._answers.values():
+            waiting.put(None)
 
     def _read(self) -> bytes:
         ancillary_bytes = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)

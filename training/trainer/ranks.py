@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -32,8 +33,6 @@ FACTS = ("has taken {:g} optimiser steps in a turn", "has a scaler at {:g}", "ha
 
 Shared = TypeVar("Shared")
 
-_STILL_WAITING, _TURN, _DONE, _LOST, _SAVE, _VALUES = 0.0, 1.0, 2.0, 3.0, 4.0, 5.0
-
 
 class Turn(NamedTuple):
     """One turn of local training; see `StepOrder`."""
@@ -43,6 +42,19 @@ class Turn(NamedTuple):
     workers: float
     is_first: bool
     node_index: int = 0
+
+
+class Signal(IntEnum):
+    """What rank 0 tells the ranks that wait for the next turn: to wait on, so that their collective does not time out;
+    the turn; the end; that the daemon has ended; to save their state; or to apply what it is about to apply
+    (`training.trainer.model.value_entry`)."""
+
+    STILL_WAITING = 0
+    TURN = 1
+    DONE = 2
+    LOST = 3
+    SAVE = 4
+    VALUES = 5
 
 
 class Combined(NamedTuple):
@@ -83,41 +95,28 @@ class Ranks:
 
     def lead(self, turn: Turn | None) -> None:
         """On rank 0: broadcast the next turn; None is the end."""
-        if turn is None:
-            self._broadcast_turn(_DONE, Turn(0, 0, 0.0, is_first=False))
-        else:
-            self._broadcast_turn(_TURN, turn)
+        self.signal(Signal.DONE if turn is None else Signal.TURN, turn)
 
-    def lead_lost(self) -> None:
-        """On rank 0: broadcast that the daemon has ended."""
-        self._broadcast_turn(_LOST, Turn(0, 0, 0.0, is_first=False))
-
-    def still_waiting(self) -> None:
-        """On rank 0: keep the collective of the other ranks from timing out."""
-        self._broadcast_turn(_STILL_WAITING, Turn(0, 0, 0.0, is_first=False))
-
-    def lead_save(self) -> None:
-        """On rank 0: let the other ranks save their state, as it does itself."""
-        self._broadcast_turn(_SAVE, Turn(0, 0, 0.0, is_first=False))
-
-    def lead_values(self) -> None:
-        """On rank 0: let the other ranks apply what it is about to apply (`training.trainer.model.value_entry`)."""
-        self._broadcast_turn(_VALUES, Turn(0, 0, 0.0, is_first=False))
+    def signal(self, signal: Signal, turn: Turn | None = None) -> None:
+        """On rank 0: let the other ranks, which wait for the next turn, do something before it."""
+        turn = turn or Turn(0, 0, 0.0, is_first=False)
+        numbers = [signal, turn.step, turn.local_steps, turn.workers, turn.is_first, turn.node_index]
+        self._exchange(list(map(float, numbers)))
 
     def follow(self, save: Callable[[], None], apply: Callable[[], object]) -> Turn | None:
         """On the other ranks: wait for the next turn; None is the end. `save` is called where rank 0 saves its state,
         `apply` where it applies values. Raises `DaemonGone`."""
         while True:
             values = self._exchange([0.0] * 6)
-            if values[0] == _TURN:
+            if values[0] == Signal.TURN:
                 return Turn(int(values[1]), int(values[2]), values[3], bool(values[4]), int(values[5]))
-            if values[0] == _VALUES:
+            if values[0] == Signal.VALUES:
                 apply()
-            if values[0] == _DONE:
+            if values[0] == Signal.DONE:
                 return None
-            if values[0] == _SAVE:
+            if values[0] == Signal.SAVE:
                 save()
-            if values[0] == _LOST:
+            if values[0] == Signal.LOST:
                 raise DaemonGone
 
     def share_weights(self, vector: ModelVector) -> None:
@@ -183,24 +182,9 @@ class Ranks:
         torch.distributed.all_gather(found, mine)
         return [[float(value) for value in row] for row in torch.stack(found).cpu()]
 
-    def share_numbers(self, numbers: list[int]) -> list[int]:
-        """On all ranks: the numbers that rank 0 gives."""
-        if self.count == 1:
-            return numbers
-        size = torch.tensor([len(numbers)], dtype=torch.int64, device=self._device)
-        torch.distributed.broadcast(size, src=0)
-        values = numbers if self.is_first else [0] * int(size.item())
-        tensor = torch.tensor(values, dtype=torch.int64, device=self._device)
-        torch.distributed.broadcast(tensor, src=0)
-        return [int(value) for value in tensor.tolist()]
-
     def share_number(self, number: int) -> int:
         """On all ranks: the number that rank 0 gives, by one small collective."""
         return int(self._exchange([float(number)])[0])
-
-    def _broadcast_turn(self, kind: float, turn: Turn) -> None:
-        numbers = [turn.step, turn.local_steps, turn.workers, turn.is_first, turn.node_index]
-        self._exchange([kind, *map(float, numbers)])
 
     def _exchange(self, values: list[float]) -> list[float]:
         if self.count == 1:

@@ -39,22 +39,6 @@ class TurnLink(Protocol):
         ...
 
 
-class _Alone:
-    """The link of a trainer that nobody talks to."""
-
-    def next_step(self) -> StepAnswer:
-        return StepAnswer.LOCAL
-
-    def news(self) -> None:
-        return None
-
-    def entered(self) -> None:
-        pass
-
-
-ALONE: TurnLink = _Alone()
-
-
 class _TurnEnded(BaseException):
     """The loop asks for its next order, and there is none: the caller has the processor again."""
 
@@ -67,7 +51,7 @@ class _Calls(DaemonConnection):
         self.known = None
         self.order: messages.Train | None = None
         self.report: StepReport | None = None
-        self.link = ALONE
+        self.link: TurnLink | None = None
         self.is_interrupted = never
         self._progress = progress
         self._warn = warn
@@ -76,7 +60,7 @@ class _Calls(DaemonConnection):
         match message:
             case messages.Trained(_, report):
                 self.report = report
-            case messages.ValuesEntered():
+            case messages.ValuesEntered() if self.link is not None:
                 self.link.entered()
             case messages.Warned(event, what, do):
                 self._warn(event, what, do)
@@ -94,10 +78,10 @@ class _Calls(DaemonConnection):
         return order
 
     def news(self) -> News | None:
-        return self.link.news()
+        return None if self.link is None else self.link.news()
 
     def next_step(self) -> StepAnswer:
-        return self.link.next_step()
+        return StepAnswer.LOCAL if self.link is None else self.link.next_step()
 
 
 class TaskRunner:
@@ -137,13 +121,13 @@ class TaskRunner:
         """The next turn, or evaluation, loads the vector: what was trained since the last delta is gone."""
         self._turns.begin_anew()
 
-    def apply(self, news: News, link: TurnLink = ALONE) -> None:
+    def apply(self, news: News, link: TurnLink | None = None) -> None:
         """Apply what a daemon would say of the last delta."""
         self._calls.link = link
         self._turns.apply(news)
 
     def train(
-        self, order: StepOrder, interrupted: Callable[[], bool] = never, link: TurnLink = ALONE
+        self, order: StepOrder, interrupted: Callable[[], bool] = never, link: TurnLink | None = None
     ) -> StepReport | None:
         """One turn; None when interrupted. Values that `link` brings enter between two optimiser steps."""
         calls = self._calls

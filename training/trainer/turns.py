@@ -31,7 +31,7 @@ from p2pnode.training.trainer.model.value_entry import News, ValueEntry
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer.model.weight_loads import WeightLoads
 from p2pnode.training.trainer.optimizers.step_count import MetricMeans, StepCount
-from p2pnode.training.trainer.ranks import APART_HINT, RankAgreement, Ranks, Turn, difference
+from p2pnode.training.trainer.ranks import APART_HINT, RankAgreement, Ranks, Signal, Turn, difference
 from p2pnode.training.trainer.sampling.shared_data import SharedData
 from p2pnode.training.trainer.script_arguments import ScriptArguments
 from p2pnode.training.trainer.state.rank_states import RankStates
@@ -259,7 +259,7 @@ class Turns:
         try:
             turn = self._receive_turn()
         except DaemonGone:
-            self.ranks.lead_lost()
+            self.ranks.signal(Signal.LOST)
             raise
         self.ranks.lead(turn)
         return turn
@@ -275,20 +275,20 @@ class Turns:
                 return None
             match message:
                 case None:
-                    self.ranks.still_waiting()
+                    self.ranks.signal(Signal.STILL_WAITING)
                 case messages.Train(turn, order):
                     self._turn = turn
                     self.devices.ordered(order)
                     return Turn(order.step, order.local_steps, order.workers, order.is_first, order.node_index)
                 case messages.DeltaSent() | messages.ValuesArrived():
-                    self.ranks.lead_values()
+                    self.ranks.signal(Signal.VALUES)
                     self.apply(message)
                 case messages.Merge(turn, merge):
                     connection.send(messages.Merged(turn, self.devices.merge(merge, self._delta)))
                 case messages.Evaluate(turn, step):
                     connection.send(messages.Evaluated(turn, self.evaluation(step)))
                 case messages.Save(turn, path):
-                    self.ranks.lead_save()
+                    self.ranks.signal(Signal.SAVE)
                     self._save(turn, path)
                 case messages.Describe(turn, folder, wait):
                     described = self._described(turn, folder, wait=wait)

@@ -87,15 +87,10 @@ class SwarmRecords(IterableDataset[Any]):
         self._trained = True
         return 0 if self._draws is None else self._draws.count(samples)
 
-    def count_all(self) -> None:
-        """All that is drawn is trained."""
-        self._trained = True
-        if self._draws is not None:
-            self._draws.finish()
-
-    def report(self, turn: int, step: int) -> None:
-        """The delta of this turn is about to be reported. Raises `DaemonGone`."""
-        if self._draws is not None:
+    def report(self, turn: int, step: int | None, *, has_delta: bool) -> None:  # noqa: ARG002 - as `LinkedReader` has it
+        """A turn that trains `step` is about to be reported: the daemon counts its records when that step is counted.
+        Raises `DaemonGone`."""
+        if self._draws is not None and step is not None:
             self._draws.report(turn, step)
 
     def state(self) -> str | None:

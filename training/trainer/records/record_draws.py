@@ -81,18 +81,9 @@ class RecordDraws:
         self._present = None
         self._again = sorted([*self._draws.restart(), *self._again], key=lambda part: part.trained == 0)
 
-    @property
-    def untrained(self) -> int:
-        """How many records are drawn and not trained."""
-        return self._draws.untrained
-
     def count(self, samples: int) -> int:
         """So many more records are trained; returns how many of them were never drawn."""
         return self._draws.count(samples)
-
-    def finish(self) -> None:
-        """All that is drawn is trained."""
-        self._draws.finish()
 
     def report(self, turn: int, step: int) -> None:
         """The delta of this turn is about to be reported. Raises `DaemonGone`."""

@@ -11,14 +11,13 @@ import threading
 from collections.abc import Callable
 
 from p2pnode.training.trainer.sampling.draws import ClaimProgress, Draws
-from p2pnode.training.trainer.sampling.link import Granted
-from p2pnode.training.trainer_link.data_messages import UNKNOWN, PartitionTrained
+from p2pnode.training.trainer_link.data_messages import UNKNOWN, DataGranted, PartitionTrained
 
 #: Blocks asked for at a time.
 BLOCKS_ASKED = 2
 
 #: (begins, finished, position, has_claims) → the daemon's answer
-AskBlocks = Callable[[bool, bool, int, bool], Granted | None]
+AskBlocks = Callable[[bool, bool, int, bool], DataGranted | None]
 #: What is equal for all workers in one iteration of a loader.
 PassId = tuple[int, int]
 

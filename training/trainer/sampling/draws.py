@@ -66,11 +66,6 @@ class Draws:
                 break
         return samples
 
-    @property
-    def untrained(self) -> int:
-        """How many samples are drawn and not trained."""
-        return sum(part.drawn - part.trained for part in self._parts)
-
     def finish(self) -> None:
         """All that was drawn is trained."""
         for part in self._parts:

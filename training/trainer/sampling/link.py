@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -18,7 +18,6 @@ from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer_link.data_messages import (
     UNKNOWN,
-    Claim,
     DataGranted,
     DataOpened,
     DataShape,
@@ -27,13 +26,6 @@ from p2pnode.training.trainer_link.data_messages import (
     DataWanted,
     PartitionTrained,
 )
-
-
-class Granted(NamedTuple):
-    """The claims of one answer; without any the iteration ends. `epoch` is the iteration's."""
-
-    epoch: int
-    claims: list[Claim]
 
 
 class DataLink:
@@ -62,39 +54,25 @@ class DataLink:
             with contextlib.suppress(DaemonGone):
                 self._connection.send(DataOpened(self.shape, state))
 
-    def ask(self, *, begins: bool, finished: bool, position: int, count: int, has_claims: bool) -> Granted | None:
+    def ask(self, *, begins: bool, finished: bool, position: int, count: int, has_claims: bool) -> DataGranted | None:
         """At most `count` claims; see `DataWanted`. On all ranks, or in any thread of a single one."""
         with self._asking:
             granted = None
             if self._connection is not None:
                 granted = self._ask(self._connection, begins, finished, position, count, has_claims)
-            granted = self._shared(granted)
+            granted = self.ranks.share(granted)
         self.stopped = self.stopped or granted is None
         return granted
 
     def _ask(
         self, connection: DaemonConnection, begins: bool, finished: bool, position: int, count: int, has_claims: bool
-    ) -> Granted | None:
+    ) -> DataGranted | None:
         self._number += 1
         try:
             connection.send(DataWanted(self._number, begins, finished, position, count, has_claims))
-            answer = connection.answer(DataGranted, self._number)
+            return connection.answer(DataGranted, self._number)
         except DaemonGone:
             return None
-        return None if answer is None else Granted(answer.epoch, answer.claims)
-
-    def _shared(self, granted: Granted | None) -> Granted | None:
-        """Rank 0's answer, on all ranks."""
-        if self.ranks.count == 1:
-            return granted
-        flat = [-1] if granted is None else [granted.epoch]
-        for claim in granted.claims if granted is not None else ():
-            flat += [claim.epoch, claim.partition, claim.offset, int(claim.counted)]
-        epoch, *rest = self.ranks.share_numbers(flat)
-        if epoch < 0:
-            return None
-        rows = zip(*[iter(rest)] * 4, strict=True)
-        return Granted(epoch, [Claim(row[0], row[1], row[2], bool(row[3])) for row in rows])
 
     def report(self, turn: int, trained: Sequence[PartitionTrained]) -> None:
         """The delta of this turn is about to be reported. Raises `DaemonGone`."""
@@ -148,3 +126,38 @@ def unpacked_state(text: str, shape: DataShape) -> DataState:
             f"({shape.kind} {shape.size}, seed {shape.seed}); leave it out to begin with a first epoch"
         )
     return state
+
+
+class LinkedReader(ABC):
+    """A sampler or a shard, whose data set has a link; without one it is a copy in a worker of a loader."""
+
+    _link: DataLink | None
+
+    @abstractmethod
+    def take_trained(self) -> list[PartitionTrained]:
+        """What has been trained since the last call."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the node stopped while the script waited for data."""
+        return self._link is not None and self._link.stopped
+
+    def report(self, turn: int, step: int | None, *, has_delta: bool) -> None:  # noqa: ARG002 - as `SwarmRecords` has it
+        """A turn is about to be reported. What is in no delta yet is trained again where this process fails before
+        there is one, so it waits. Raises `DaemonGone`."""
+        if has_delta and self._link is not None:
+            self._link.report(turn, self.take_trained())
+
+    def state(self) -> str:
+        """Which samples of which epochs are trained, as of the last report to the swarm."""
+        assert self._link is not None
+        return packed_state(self._link.shape, self._link.state())
+
+    def state_dict(self) -> dict[str, str]:
+        """The position, as of the last report to the swarm."""
+        return {"position": self.state()}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        """Take over what was trained before. Raises `ValueError` for a state of other data."""
+        assert self._link is not None
+        self._link.open(unpacked_state(state["position"], self._link.shape))

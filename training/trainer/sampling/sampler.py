@@ -8,14 +8,14 @@ from torch.utils.data import Sampler
 
 from p2pnode.training.dispatch.permutation import EpochOrder
 from p2pnode.training.trainer.sampling.draws import ClaimProgress, Draws
-from p2pnode.training.trainer.sampling.link import DataLink, Granted, packed_state, unpacked_state
-from p2pnode.training.trainer_link.data_messages import PartitionTrained
+from p2pnode.training.trainer.sampling.link import DataLink, LinkedReader
+from p2pnode.training.trainer_link.data_messages import DataGranted, PartitionTrained
 
 #: A request for claims asks for at least so many samples, or for those of a step: each request costs a round trip.
 SAMPLES_ASKED = 64
 
 
-class SwarmSampler(Sampler[int]):
+class SwarmSampler(LinkedReader, Sampler[int]):
     """Indices of a data set that all nodes of the swarm share. One iteration is this node's part of an epoch, or, if
     `length` is set, so many samples of it and of the epochs behind it.
 
@@ -29,7 +29,7 @@ class SwarmSampler(Sampler[int]):
         self._draws = Draws()
         #: Parts that this iteration has still to draw. A new iteration has a list of its own: the one before ends.
         self._left: list[ClaimProgress] = []
-        self._link = link
+        self._link: DataLink = link
         self._size = size
         self._shuffle = shuffle
         self._nodes = nodes
@@ -85,7 +85,7 @@ class SwarmSampler(Sampler[int]):
             if left is self._left:
                 granted = self._ask(begins=False, finished=False)
 
-    def _ask(self, *, begins: bool, finished: bool) -> Granted | None:
+    def _ask(self, *, begins: bool, finished: bool) -> DataGranted | None:
         count = -(-self._asked * self._partitions // self._size)
         has_claims = bool(self._left)
         return self._link.ask(begins=begins, finished=finished, position=0, count=count, has_claims=has_claims)
@@ -97,17 +97,9 @@ class SwarmSampler(Sampler[int]):
         self._asked = max(self._asked, min(samples, self._size))
         return self._draws.count(samples)
 
-    def report(self) -> list[PartitionTrained]:
-        """What has been trained since the last report."""
+    def take_trained(self) -> list[PartitionTrained]:
+        """See `LinkedReader.take_trained`."""
         return self._draws.report()
-
-    def state_dict(self) -> dict[str, str]:
-        """Which samples of which epochs are trained, as of the last report to the swarm."""
-        return {"position": packed_state(self._link.shape, self._link.state())}
-
-    def load_state_dict(self, state: dict[str, str]) -> None:
-        """Take over what was trained before. Raises `ValueError` for a state of other data."""
-        self._link.open(unpacked_state(state["position"], self._link.shape))
 
     def _samples_of(self, partition: int) -> int:
         start, stop = self._bounds(partition)

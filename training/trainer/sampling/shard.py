@@ -20,8 +20,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from p2pnode.training.trainer.sampling.blocks import BLOCKS_ASKED, BlockDealer, PassId
 from p2pnode.training.trainer.sampling.draws import ClaimProgress
-from p2pnode.training.trainer.sampling.link import DataLink, Granted, packed_state, unpacked_state
-from p2pnode.training.trainer_link.data_messages import UNKNOWN, Claim, PartitionTrained
+from p2pnode.training.trainer.sampling.link import DataLink, LinkedReader
+from p2pnode.training.trainer_link.data_messages import UNKNOWN, Claim, DataGranted, PartitionTrained
 
 
 class Blocks(Protocol):
@@ -40,7 +40,7 @@ class Blocks(Protocol):
         ...
 
 
-class SwarmShard(IterableDataset[Any]):
+class SwarmShard(LinkedReader, IterableDataset[Any]):
     """An iterable data set: this node's part of `source`. One iteration is this node's part of an epoch."""
 
     def __init__(self, link: DataLink, source: Iterable[Any]) -> None:
@@ -57,7 +57,7 @@ class SwarmShard(IterableDataset[Any]):
         """What a worker gets when it is not forked: all but the link to the daemon."""
         return self.__dict__ | {"_link": None, "dealer": None, "_bridge": None}
 
-    def _ask(self, begins: bool, finished: bool, position: int, has_claims: bool) -> Granted | None:
+    def _ask(self, begins: bool, finished: bool, position: int, has_claims: bool) -> DataGranted | None:
         assert self._link is not None
         return self._link.ask(
             begins=begins, finished=finished, position=position, count=BLOCKS_ASKED, has_claims=has_claims
@@ -127,20 +127,10 @@ class SwarmShard(IterableDataset[Any]):
         assert self.dealer is not None
         return self.dealer.count(samples)
 
-    def report(self) -> list[PartitionTrained]:
-        """What has been trained since the last report."""
+    def take_trained(self) -> list[PartitionTrained]:
+        """See `LinkedReader.take_trained`."""
         assert self.dealer is not None
         return self.dealer.report()
-
-    def state_dict(self) -> dict[str, str]:
-        """Which samples of which epochs are trained, as of the last report to the swarm."""
-        assert self._link is not None
-        return {"position": packed_state(self._link.shape, self._link.state())}
-
-    def load_state_dict(self, state: dict[str, str]) -> None:
-        """Take over what was trained before. Raises `ValueError` for a state of other data."""
-        assert self._link is not None
-        self._link.open(unpacked_state(state["position"], self._link.shape))
 
 
 class _MainBlocks:

@@ -12,7 +12,7 @@ from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.records.dataset import RecordFileStream, SwarmRecords
 from p2pnode.training.trainer.records.record_draws import Decode, RecordDraws
 from p2pnode.training.trainer.records.task_source import open_files, open_tasks
-from p2pnode.training.trainer.sampling.link import DataLink, packed_state, unpacked_state
+from p2pnode.training.trainer.sampling.link import DataLink, unpacked_state
 from p2pnode.training.trainer.sampling.sampler import SwarmSampler
 from p2pnode.training.trainer.sampling.shard import SwarmShard
 from p2pnode.training.trainer_link.data_messages import DataShape
@@ -20,8 +20,8 @@ from p2pnode.training.trainer_link.interface import TrainerFailed
 from p2pnode.training.trainer_link.messages import Start
 from p2pnode.training.trainer_link.record_messages import RecordSource
 
-#: Seeds travel between ranks as int64.
-MAX_SEED = 1 << 62
+#: More samples than any data set has.
+ALL = 1 << 62
 #: Records that `swarm.records` shares without a master are divided in blocks of so many.
 BLOCK = 64
 
@@ -41,11 +41,9 @@ class SharedData:
         self._warn = warn
         self._warned: set[str] = set()
         self._saved: str | None = None
-        self._link: DataLink | None = None
-        self._reader: SwarmSampler | SwarmShard | None = None
+        self._reader: SwarmSampler | SwarmShard | SwarmRecords | None = None
         self._source: RecordSource | None = None
         self._node_seed = 0
-        self._records: SwarmRecords | None = None
         self._begins_anew = False
 
     def begin(self, start: Start) -> None:
@@ -59,9 +57,7 @@ class SharedData:
     @property
     def stopped(self) -> bool:
         """Whether the node stopped while the script waited for data."""
-        if self._records is not None:
-            return self._records.stopped
-        return self._link is not None and self._link.stopped
+        return self._reader is not None and self._reader.stopped
 
     def sampler(self, size: int, *, shuffle: bool, nodes: float) -> SwarmSampler:
         """See `AttachedSwarm.sampler`."""
@@ -70,7 +66,7 @@ class SharedData:
         begins_anew, self._begins_anew = self._begins_anew, False
         if begins_anew and isinstance(self._reader, SwarmSampler) and self._reader.is_of(size, shuffle=shuffle):
             return self._reader
-        link = self._open(DataShape("samples", size, self._run_seed()))
+        link = self._open(DataShape("samples", size, self.seed))
         self._reader = sampler = SwarmSampler(link, size, shuffle=shuffle, nodes=nodes)
         return sampler
 
@@ -78,7 +74,7 @@ class SharedData:
         """See `AttachedSwarm.shard`."""
         if block < 1:
             raise ValueError(f"block = {block}: a block of a stream has at least one sample")
-        link = self._open(DataShape("stream", block, self._run_seed()))
+        link = self._open(DataShape("stream", block, self.seed))
         self._reader = shard = SwarmShard(link, source)
         return shard
 
@@ -105,18 +101,15 @@ class SharedData:
                 tasks.restore(self._saved)
             except ValueError as error:
                 self._warn("data_position_not_restored", str(error))
-        self._records = SwarmRecords(RecordDraws(tasks, decode), flush)
-        return self._records
+        self._reader = records = SwarmRecords(RecordDraws(tasks, decode), flush)
+        return records
 
     def _need_no_other(self) -> None:
-        if self._link is not None or self._records is not None:
+        if self._reader is not None:
             raise ValueError(
                 "this script shares a data set already: call swarm.sampler, swarm.shard or swarm.records once, with a "
                 "torch.utils.data.ConcatDataset of several, because swarm.step counts the samples of one"
             )
-
-    def _run_seed(self) -> int:
-        return self._ranks.share_numbers([self.seed % MAX_SEED])[0]
 
     def _open(self, shape: DataShape) -> DataLink:
         self._need_no_other()
@@ -126,7 +119,7 @@ class SharedData:
                 state = unpacked_state(self._saved, shape)
             except ValueError as error:
                 self._warn("data_position_not_restored", str(error))
-        self._link = link = DataLink(self._connection, self._ranks, shape)
+        link = DataLink(self._connection, self._ranks, shape)
         link.open(state)
         return link
 
@@ -134,37 +127,26 @@ class SharedData:
 
     def count(self, samples: int) -> None:
         """`swarm.step` was called with so many samples on this rank."""
-        if self._records is not None and samples > 0 and self._records.count(samples):
-            self._warn_twice()
         if self._reader is not None and samples > 0 and self._reader.count(samples * self._ranks.count):
-            self._warn_twice()
-
-    def _warn_twice(self) -> None:
-        self._warn_once(
-            "data_counted_twice",
-            "swarm.step counted more samples than swarm.sampler, swarm.shard or swarm.records gave: it needs the "
-            "number of samples of the data set since the last call, on this rank",
-        )
+            self._warn_once(
+                "data_counted_twice",
+                "swarm.step counted more samples than swarm.sampler, swarm.shard or swarm.records gave: it needs the "
+                "number of samples of the data set since the last call, on this rank",
+            )
 
     def report(self, turn: int, step: int, samples: int, *, has_delta: bool = True) -> None:
         """A turn with so many samples, which trains `step`, is about to be reported. Raises `DaemonGone`."""
-        if self._records is not None:
-            if samples <= 0:
-                self._warn_once("data_not_counted", NOT_COUNTED)
-                self._records.count_all()
-            self._records.report(turn, step)
-        if self._reader is None or self._link is None:
+        if self._reader is None:
             return
         if samples <= 0:
             self._warn_once("data_not_counted", NOT_COUNTED)
-            self._reader.count(MAX_SEED)
-        if has_delta:  # Else it is trained again where this process fails before there is one.
-            self.report_rest(turn)
+            self._reader.count(ALL)  # all that is drawn
+        self._reader.report(turn, step, has_delta=has_delta)
 
     def report_rest(self, turn: int) -> None:
         """A delta is about to be reported that has all that was trained until now. Raises `DaemonGone`."""
-        if self._reader is not None and self._link is not None:
-            self._link.report(turn, self._reader.report())
+        if self._reader is not None:
+            self._reader.report(turn, None, has_delta=True)
 
     def _warn_once(self, event: str, text: str) -> None:
         if event not in self._warned:
@@ -175,9 +157,7 @@ class SharedData:
 
     def state(self) -> str | None:
         """The position for the script's saved state; None without a data set."""
-        if self._records is not None:
-            return self._records.state()
-        return self._saved if self._link is None else packed_state(self._link.shape, self._link.state())
+        return self._saved if self._reader is None else self._reader.state()
 
     def restore(self, state: str | None) -> None:
         """The position that was saved, for the data set that the script will open."""

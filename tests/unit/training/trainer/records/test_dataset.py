@@ -41,7 +41,7 @@ class Loop:
 
     def report(self) -> None:
         self.turn += 1
-        self.records.report(self.turn, self.turn)
+        self.records.report(self.turn, self.turn, has_delta=True)
 
     def run(self, loader: Any, *, report: bool = True) -> list[list[int]]:
         batches = []

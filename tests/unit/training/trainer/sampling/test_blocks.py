@@ -7,8 +7,7 @@ from collections import deque
 import pytest
 
 from p2pnode.training.trainer.sampling.blocks import BlockDealer
-from p2pnode.training.trainer.sampling.link import Granted
-from p2pnode.training.trainer_link.data_messages import UNKNOWN, Claim, PartitionTrained
+from p2pnode.training.trainer_link.data_messages import UNKNOWN, Claim, DataGranted, PartitionTrained
 
 SIZE = 10
 
@@ -21,12 +20,12 @@ class Daemon:
         self.asked: list[tuple[bool, bool, int, bool]] = []
         self.is_gone = False
 
-    def ask(self, begins: bool, finished: bool, position: int, has_claims: bool) -> Granted | None:
+    def ask(self, begins: bool, finished: bool, position: int, has_claims: bool) -> DataGranted | None:
         self.asked.append((begins, finished, position, has_claims))
         if self.is_gone:
             return None
         taken = [self.blocks.popleft() for _ in range(min(2, len(self.blocks)))]
-        return Granted(0, [Claim(0, block, 0) for block in taken])
+        return DataGranted(1, 0, [Claim(0, block, 0) for block in taken])
 
 
 def dealer_of(daemon: Daemon) -> tuple[BlockDealer, list[int]]:
@@ -95,7 +94,7 @@ def test_one_worker_has_trained_what_was_counted_in_the_order_of_drawing() -> No
 
 def test_data_that_others_train_too_is_in_no_report() -> None:
     """As where there are more nodes than partitions."""
-    copy = Granted(0, [Claim(0, 3, 0, counted=False)])
+    copy = DataGranted(1, 0, [Claim(0, 3, 0, counted=False)])
     dealer = BlockDealer(SIZE, lambda *_: copy, lambda _: None)
     dealer.begin((1, 1), 1)
     drawn(dealer, (1, 1), 0, 0)
