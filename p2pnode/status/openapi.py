@@ -7,6 +7,7 @@ Objects stay open: within a schema number keys may be added, and none changes it
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ from p2pnode.training.progress import StepRow
 Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string"}
+TOKEN: Schema = {"token": []}
 
 ANSWERS = (
     Status,
@@ -84,6 +86,7 @@ def description() -> dict[str, Any]:
     """The whole document."""
     limit = _parameter("limit", "Most entries.", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT})
     since = _parameter("since", "Events above this number.", {"type": "integer", "minimum": 0, "maximum": 1 << 62})
+    not_yet = {"503": _answer("Not yet, and the reason.", _json("Readiness"))}
     paths = {
         "/": _read("The dashboard, a page for people; needs no token, unlike what it shows.", {"text/html": TEXT}),
         "/swarm": _read("The page of the whole swarm, as this node sees it; needs no token.", {"text/html": TEXT}),
@@ -96,9 +99,7 @@ def description() -> dict[str, Any]:
         "/stream": _stream("The node once a second, as server-sent events.", since),
         "/metrics": _read("Counters in Prometheus' text format.", {CONTENT_TYPE: TEXT}),
         "/healthz": _read("The process runs; needs no token.", _json("Alive")),
-        "/readyz": _read(
-            "It has joined and trains; needs no token.", _json("Readiness"), other={"503": _json("Readiness")}
-        ),
+        "/readyz": _read("It has joined and trains; needs no token.", _json("Readiness"), other=not_yet),
         "/openapi.json": _read("This description.", {"application/json": {"type": "object"}}),
         "/leave": _change("Hand over, announce the departure, end."),
         "/pause": _change("Stop training after the current step; continue to own shards."),
@@ -147,55 +148,47 @@ def _answer(what: str, content: dict[str, Schema]) -> dict[str, Any]:
     return {"description": what, "content": {kind: {"schema": schema} for kind, schema in content.items()}}
 
 
-def _errors(*statuses: int) -> dict[str, Any]:
-    return {str(status): _answer(_MEANINGS[status], _json("ErrorAnswer")) for status in statuses}
-
-
-def _read(
-    what: str,
-    content: dict[str, Schema],
-    *parameters: dict[str, Any],
-    other: dict[str, dict[str, Schema]] | None = None,
-) -> dict[str, Any]:
-    answers = {"200": _answer(what, content)} | {
-        status: _answer("Not yet, and the reason.", body) for status, body in (other or {}).items()
+def _operation(
+    what: str, answers: Schema, *parameters: Schema, security: Sequence[Schema] = ({}, TOKEN), errors: Sequence[int]
+) -> Schema:
+    """One request; `errors` are those besides the ones that any request may get."""
+    refusals = {
+        str(status): _answer(_MEANINGS[status], _json("ErrorAnswer"))
+        for status in sorted((*errors, 403, 405, 411, 413, 500))
     }
-    wrong = _errors(400) if parameters else {}
-    operation = {
+    return {
         "summary": what,
         "parameters": list(parameters),
-        "security": [{}, {"token": []}],
-        "responses": answers | wrong | _errors(401, 403, 405, 411, 413, 500),
+        "security": list(security),
+        "responses": answers | refusals,
     }
-    return {"get": operation}
 
 
-def _file(what: str) -> dict[str, Any]:
+def _read(what: str, content: dict[str, Schema], *parameters: Schema, other: Mapping[str, Schema] = {}) -> Schema:
+    errors = (400, 401) if parameters else (401,)
+    return {"get": _operation(what, {"200": _answer(what, content), **other}, *parameters, errors=errors)}
+
+
+def _file(what: str) -> Schema:
     """One file of the dashboard, by its name."""
     name = {"name": "name", "in": "path", "required": True, "schema": _FILE_NAME}
     content = dict.fromkeys(("text/javascript", "text/css", "image/svg+xml", "text/plain", "text/html"), TEXT)
-    answers = {"200": _answer(what, content), "304": {"description": "The file that If-None-Match names is current."}}
-    operation = {
-        "summary": what,
-        "parameters": [name],
-        "security": [{}],
-        "responses": answers | _errors(403, 404, 405, 411, 413, 500),
-    }
-    return {"get": operation}
+    current = {"description": "The file that If-None-Match names is current."}
+    answers = {"200": _answer(what, content), "304": current}
+    return {"get": _operation(what, answers, name, security=({},), errors=(404,))}
 
 
-def _stream(what: str, *parameters: dict[str, Any]) -> dict[str, Any]:
+def _stream(what: str, *parameters: Schema) -> Schema:
     """Events `update` with `Update` as data, `events` with `Events`, and `end`, after which the node ends."""
-    described = _read(what, {"text/event-stream": TEXT}, *parameters)
-    described["get"]["responses"] |= _errors(429)
-    described["get"]["description"] = (
+    answers = {"200": _answer(what, {"text/event-stream": TEXT})}
+    told = (
         "`update`, once a second: components/schemas/Update. `events`, when there are new ones: "
         "components/schemas/Events, above `since`, at first the last 300. `end`: the node ends."
     )
-    return described
+    return {"get": _operation(what, answers, *parameters, errors=(400, 401, 429)) | {"description": told}}
 
 
-def _change(what: str) -> dict[str, Any]:
+def _change(what: str) -> Schema:
     marker = {
         "name": CHANGE_HEADER,
         "in": "header",
@@ -203,11 +196,5 @@ def _change(what: str) -> dict[str, Any]:
         "description": "Keeps forms of other sites' pages out.",
         "schema": {"type": "string", "const": "1"},
     }
-    operation = {
-        "summary": what,
-        "parameters": [marker],
-        "security": [{"token": []}],
-        "responses": {"202": _answer("The change was accepted.", _json("Accepted"))}
-        | _errors(401, 403, 405, 411, 413, 500),
-    }
-    return {"post": operation}
+    answers = {"202": _answer("The change was accepted.", _json("Accepted"))}
+    return {"post": _operation(what, answers, marker, security=(TOKEN,), errors=(401,))}
