@@ -20,7 +20,6 @@ from p2pnode import __version__
 from p2pnode.commands import (
     advise,
     ask,
-    bundle,
     dashboard,
     demo,
     doctor,
@@ -62,7 +61,6 @@ def _register() -> None:
         app.command(command.__name__)(command)
     app.command("stop", hidden=True)(ask.leave)
     app.command("doctor")(doctor.doctor)
-    app.command("bundle")(bundle.bundle)
     app.command("dashboard")(dashboard.dashboard)
     app.command("init")(files.init)
     app.command("export")(files.export)

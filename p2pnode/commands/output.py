@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TextIO
 
 from p2pnode.screen import style_of
 from p2pnode.terminal.lines import MIN_WIDTH, Line, Style, wrapped
@@ -40,23 +39,19 @@ def print_answer(text: str, answer: Mapping[str, object], *, as_json: bool) -> i
 
 def print_error(message: str, hint: str) -> None:
     """Print what failed and what to do next to standard error."""
-    _print_labelled("error: ", message, sys.stderr)
+    _print_labelled("error: ", message)
     if hint:
-        _print_labelled("hint: ", hint, sys.stderr)
+        _print_labelled("hint: ", hint)
 
 
 def print_notice(text: str) -> None:
     """Print something to know, which is not the answer, to standard error."""
-    _print_labelled("note: ", text, sys.stderr)
+    _print_labelled("note: ", text)
 
 
-def print_text(label: str, text: str) -> None:
-    """Print an answer in words. On a terminal its lines are broken at spaces, and begin below the end of the label."""
-    _print_labelled(label, text, sys.stdout)
-
-
-def _print_labelled(label: str, text: str, stream: TextIO) -> None:
-    """A pipe gets one line."""
+def _print_labelled(label: str, text: str) -> None:
+    """Lines for a terminal are broken at spaces, and begin below the end of the label; a pipe gets one."""
+    stream = sys.stderr
     style = style_of(stream)
     lines = [text]
     if style.width is not None:

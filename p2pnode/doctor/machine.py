@@ -21,6 +21,8 @@ from typing import Any, Literal, NamedTuple
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode
 from p2pnode.keys.api_token import token_path
+from p2pnode.overlay.sockets.listener import bind_pair
+from p2pnode.overlay.transport import PortInUse
 from p2pnode.terminal.numbers import duration, size
 
 Level = Literal["ok", "info", "warning", "error"]
@@ -276,9 +278,6 @@ def _mode(path: Path) -> int | None:
 
 def port_checks(config: Config) -> list[DoctorCheck]:
     """Whether the node's two ports are free; bound for a moment."""
-    from p2pnode.overlay.sockets.listener import bind_pair  # here: `p2pnode bundle` needs no sockets
-    from p2pnode.overlay.transport import PortInUse
-
     host, port = config.node.host, config.node.port
     free = "another one: --port, or node.port; 0 takes a free one"
     try:

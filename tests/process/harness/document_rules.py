@@ -281,7 +281,6 @@ RULES = [
     asks("p2pnode peers$", "training"),
     asks("p2pnode dashboard( --no-open)?$", "http://127.0.0.1:[0-9]+/swarm"),
     asks("p2pnode doctor$", "clock"),
-    asks("p2pnode bundle$", r"\.(tar\.gz|zip)"),
     asks("p2pnode logs --level warning$", ""),
     Rule("p2pnode watch$", follows("A", "step")),
     Rule("p2pnode logs .*--follow$", follows("A", r"\w")),

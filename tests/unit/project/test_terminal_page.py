@@ -62,7 +62,6 @@ def test_every_command_with_json_is_in_the_table_and_no_other() -> None:
         ["records", "index", "made.recordio"],
         ["records", "check", "made.recordio"],
         ["doctor", "--offline", "--set", "node.port=0", "--set", "status.port=0"],
-        ["bundle", "b.tar.gz"],
         ["simulate", "--nodes", "4", "--duration", "2"],
     ],
     ids=lambda arguments: " ".join(arguments[:2]),
