@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from p2pnode.overlay.environment import Environment
@@ -27,7 +28,7 @@ class DeviceTrainer(Trainer, Protocol):
         ...
 
     def answer_step(self, number: int, answer: StepAnswer) -> None:
-        """StepAnswer the request of this number of the present order."""
+        """Answer the request of this number of the present order."""
         ...
 
     async def merge(self, order: MergeOrder) -> bool:
@@ -35,43 +36,33 @@ class DeviceTrainer(Trainer, Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class Device:
     """Trainer number `index` of a node. `start` starts its process anew, from its own saved state. `on_gone` is called
     when it is given up."""
 
-    def __init__(
-        self,
-        index: int,
-        name: str,
-        trainer: DeviceTrainer,
-        environment: Environment,
-        max_restarts: int,
-        start: Callable[[int], Awaitable[None]],
-        on_gone: Callable[[int], None],
-    ) -> None:
-        self.index = index
-        self.name = name
-        self.trainer = trainer
-        self.failures = 0
-        self.optimizer_steps = 0
-        self.samples = 0
-        self.last: StepReport | None = None
-        self.pid: int | None = None
-        #: The others of the node follow it.
-        self.leads = False
-        #: It is given up: `TrainerLeft` if its script has ended.
-        self.gone: TrainerFailed | None = None
-        #: The order under way, also one whose cycle has gone on without it.
-        self.task: asyncio.Task[StepReport] | None = None
-        #: Requests for a step so far, over all orders.
-        self.asked = 0
-        self._number = 0
-        self._log = environment.log
-        self._clock = environment.clock
-        self._counted = Failures(max_restarts)
-        self._start = start
-        self._on_gone = on_gone
-        self._restarting: asyncio.Task[None] | None = None
+    index: int
+    name: str
+    trainer: DeviceTrainer
+    environment: Environment
+    counted: Failures
+    start: Callable[[int], Awaitable[None]]
+    on_gone: Callable[[int], None]
+    failures: int = 0
+    optimizer_steps: int = 0
+    samples: int = 0
+    last: StepReport | None = None
+    pid: int | None = None
+    #: The others of the node follow it.
+    leads: bool = False
+    #: It is given up: `TrainerLeft` if its script has ended.
+    gone: TrainerFailed | None = None
+    #: The order under way, also one whose cycle has gone on without it.
+    task: asyncio.Task[StepReport] | None = None
+    #: Requests for a step so far, over all orders.
+    asked: int = 0
+    _number: int = 0
+    _restarting: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> str:
@@ -98,7 +89,7 @@ class Device:
         return self.asked
 
     def answer(self, answer: StepAnswer) -> None:
-        """StepAnswer its last request."""
+        """Answer its last request."""
         self.trainer.answer_step(self._number, answer)
 
     def take_report(self) -> StepReport:
@@ -106,7 +97,7 @@ class Device:
         assert self.task is not None
         task, self.task = self.task, None
         report = task.result()
-        self._counted.completed_step()
+        self.counted.completed_step()
         self.last = report
         self.samples += report.samples
         self.optimizer_steps += report.optimizer_steps
@@ -127,23 +118,25 @@ class Device:
         count = self._count(failure)
         if isinstance(failure, TrainerLeft):
             self.gone = failure
-            self._log.info("device_left", device=self.name, index=self.index, reason=failure.reason)
-            self._on_gone(self.index)
+            self.environment.log.info("device_left", device=self.name, index=self.index, reason=failure.reason)
+            self.on_gone(self.index)
         elif not self._gives_up(failure, count):
-            self._log.warning("device_dropped", device=self.name, index=self.index, reason=failure.reason)
+            self.environment.log.warning("device_dropped", device=self.name, index=self.index, reason=failure.reason)
             self._restarting = asyncio.create_task(self._restart(failure, count), name=f"restart-device-{self.index}")
 
     def _count(self, failure: TrainerFailed) -> int:
         self.failures += 1
-        return self._counted.note(failure.cause, self._clock.monotonic())
+        return self.counted.note(failure.cause, self.environment.clock.monotonic())
 
     def _gives_up(self, failure: TrainerFailed, count: int) -> bool:
         """Whether another start would fail too, or it has failed too often: then it is given up."""
-        if not (failure.fatal or self._counted.are_too_many(count)):
+        if not (failure.fatal or self.counted.are_too_many(count)):
             return False
         self.gone = failure
-        self._log.error("device_given_up", device=self.name, index=self.index, reason=failure.reason, hint=failure.hint)
-        self._on_gone(self.index)
+        self.environment.log.error(
+            "device_given_up", device=self.name, index=self.index, reason=failure.reason, hint=failure.hint
+        )
+        self.on_gone(self.index)
         return True
 
     async def _restart(self, failure: TrainerFailed, count: int) -> None:
@@ -151,13 +144,13 @@ class Device:
             while True:
                 await asyncio.sleep(pause_s(count))
                 try:
-                    await self._start(self.index)
+                    await self.start(self.index)
                 except TrainerFailed as again:
                     count = self._count(again)
                     if self._gives_up(again, count):
                         return
                     continue
-                self._log.info("device_restarted", device=self.name, index=self.index, after=failure.reason)
+                self.environment.log.info("device_restarted", device=self.name, index=self.index, after=failure.reason)
                 return
         finally:
             if self._restarting is asyncio.current_task():

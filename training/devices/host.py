@@ -19,10 +19,11 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.training.devices.coordination import Coordination
 from p2pnode.training.devices.data_routes import DataRoutes
 from p2pnode.training.devices.device import Device, DeviceTrainer
-from p2pnode.training.devices.node_step import CycleParts, DeviceGroups, NodeStep
+from p2pnode.training.devices.node_step import DeviceGroups, NodeStep
 from p2pnode.training.devices.opening import device_file, joint_hello, start_all
 from p2pnode.training.devices.positions import AveragePositions, LeaderPositions, NodeBase, Positions
 from p2pnode.training.devices.turn import CycleRun
+from p2pnode.training.failures import Failures
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
 from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from p2pnode.training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
@@ -73,7 +74,7 @@ class HostTrainer:
         self._leaders = parts.leaders
         self._groups = parts.groups
         self._devices = [
-            Device(index, name, trainer, environment, training.max_restarts, self._restart, self._gone)
+            Device(index, name, trainer, environment, Failures(training.max_restarts), self._restart, self._gone)
             for index, (name, trainer) in enumerate(zip(parts.names, parts.trainers, strict=True))
         ]
         self._cycles = CycleRun(settings.period or training.local_steps, self._failed)
@@ -177,7 +178,8 @@ class HostTrainer:
         self._base = NodeBase(self.vector, self.delta, shared)
         self._step = NodeStep(
             self._devices,
-            CycleParts(self._cycles, self._groups),
+            self._cycles,
+            self._groups,
             AveragePositions(total)
             if settings.step == "average"
             else LeaderPositions(total, self._leaders(), settings.pull, settings.pull),

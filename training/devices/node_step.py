@@ -7,10 +7,10 @@ hung one reports later is still its own way.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -50,6 +50,7 @@ def backend_of(setting: str, names: Sequence[str]) -> Backend | None:
     return "nccl" if have_gpus else "gloo"
 
 
+@dataclass(slots=True)
 class DeviceGroups:
     """Which trainers merge by `torch.distributed`. A group has a number and a file by which its members find one
     another. With other members, or after a failure, there is another group.
@@ -58,29 +59,28 @@ class DeviceGroups:
     member waits for the others.
     """
 
-    def __init__(self, backend: Backend, place: str, timeout_s: float) -> None:
-        self._backend = backend
-        self._place = place
-        self._timeout_s = timeout_s
-        self._members: tuple[int, ...] = ()
-        self._numbers = itertools.count(1)
-        self._number = 0
+    backend: Backend
+    place: str
+    timeout_s: float
+    _members: tuple[int, ...] = ()
+    _number: int = 0
 
     def orders(self, weights: Mapping[int, float]) -> dict[int, MergeOrder]:
         """What the trainers with these weights, two at least, are told; the first writes the mean."""
         members = tuple(sorted(weights))
         if members != self._members:
-            self._members, self._number = members, next(self._numbers)
+            self._members = members
+            self._number += 1
         return {
             index: MergeOrder(
                 index=index,
                 members=members,
                 group=self._number,
-                place=f"{self._place}.{self._number}",
-                backend=self._backend,
+                place=f"{self.place}.{self._number}",
+                backend=self.backend,
                 weight=weights[index],
                 writes=index == members[0],
-                timeout_s=self._timeout_s,
+                timeout_s=self.timeout_s,
             )
             for index in members
         }
@@ -91,47 +91,28 @@ class DeviceGroups:
 
     def alone(self, index: int) -> MergeOrder:
         """What a trainer is told that is to write its own delta."""
-        return MergeOrder(index=index, members=(index,), group=0, place="", backend=self._backend)
+        return MergeOrder(index=index, members=(index,), group=0, place="", backend=self.backend)
 
 
-class CycleParts(NamedTuple):
-    """What runs a cycle, and how trainers merge by `torch.distributed`; None: in shared memory."""
-
-    cycles: CycleRun
-    groups: DeviceGroups | None = None
-
-
+@dataclass(slots=True)
 class NodeStep:
-    """Trains step after step. Made when the model is known."""
+    """Trains step after step. Made when the model is known. `shared`: the values that the trainers load,
+    `float32[total]`. `groups`: how they merge by `torch.distributed`; None: in shared memory."""
 
-    def __init__(
-        self,
-        devices: Sequence[Device],
-        parts: CycleParts,
-        positions: Positions,
-        shared: Vector,
-        settings: DevicesSettings,
-        environment: Environment,
-        on_failure: OnFailure,
-    ) -> None:
-        self.positions = positions
-        #: The shared values that the trainers load, `float32[total]`.
-        self._shared = shared
-        self._devices = devices
-        self._cycles = parts.cycles
-        self._groups = parts.groups
-        #: What trainers were told, until it was seen how that ended.
-        self._merging: dict[int, asyncio.Task[bool]] = {}
-        #: Those that were in the last merge of this step, and go on from where they stand.
-        self._merged: set[int] = set()
-        self._settings = settings
-        self._period = parts.cycles.period
-        self._executor = environment.executor
-        self._clock = environment.clock
-        self._log = environment.log
-        self._on_failure = on_failure
-        #: Deltas in a row that were not finite, by device.
-        self._not_finite: dict[int, int] = {}
+    devices: Sequence[Device]
+    cycles: CycleRun
+    groups: DeviceGroups | None
+    positions: Positions
+    shared: Vector
+    settings: DevicesSettings
+    environment: Environment
+    on_failure: OnFailure
+    #: What trainers were told, until it was seen how that ended.
+    _merging: dict[int, asyncio.Task[bool]] = field(default_factory=dict)
+    #: Those that were in the last merge of this step, and go on from where they stand.
+    _merged: set[int] = field(default_factory=set)
+    #: Deltas in a row that were not finite, by device.
+    _not_finite: dict[int, int] = field(default_factory=dict)
 
     def forget(self, index: int) -> None:
         """A trainer has begun anew."""
@@ -142,11 +123,11 @@ class NodeStep:
     async def train(self, order: StepOrder, carried: Vector | None, way: Vector, first: int) -> StepReport:
         """Train from the shared values plus `carried`, and write how far the node came into `way`, both
         `float32[total]`. `first`: the device whose trainer is the node's first."""
-        began_s = self._clock.monotonic()
-        run = self._executor.run
+        began_s = self.environment.clock.monotonic()
+        run = self.environment.executor.run
         self._merged.clear()
-        await run(self.positions.begin, carried, self._shared)
-        cycles = max(1, order.local_steps // self._period)
+        await run(self.positions.begin, carried, self.shared)
+        cycles = max(1, order.local_steps // self.cycles.period)
         reports: list[StepReport] = []
         try:
             for cycle in range(cycles):
@@ -156,19 +137,19 @@ class NodeStep:
             for task in self._merging.values():
                 task.cancel()
             await asyncio.gather(
-                *(device.cancel() for device in self._devices), *self._merging.values(), return_exceptions=True
+                *(device.cancel() for device in self.devices), *self._merging.values(), return_exceptions=True
             )
             self._merging.clear()
             raise
         await run(self.positions.delta, way)
-        return combined(order.step, reports, self._clock.monotonic() - began_s)
+        return combined(order.step, reports, self.environment.clock.monotonic() - began_s)
 
     def _orders(self, order: StepOrder, cycle: int, first: int) -> dict[int, StepOrder]:
         """What each device would be ordered to do in this cycle, the number of which counts from 0."""
-        settings, count, positions = self._settings, len(self._devices), self.positions
+        settings, count, positions = self.settings, len(self.devices), self.positions
         local_pull = global_pull = 0.0
         if isinstance(positions, LeaderPositions):
-            local_pull = settings.pull / self._period if positions.has_local else 0.0
+            local_pull = settings.pull / self.cycles.period if positions.has_local else 0.0
             global_pull = settings.pull / order.local_steps if positions.has_global else 0.0
         return {
             index: StepOrder(
@@ -180,11 +161,11 @@ class NodeStep:
                 at_delta=positions.is_elsewhere and index not in self._merged,
                 known_step=order.known_step,
                 asks=True,
-                done=cycle * self._period,
+                done=cycle * self.cycles.period,
                 local_pull=local_pull,
                 global_pull=global_pull,
                 loss_window=LOSS_WINDOW if isinstance(positions, LeaderPositions) else 0,
-                keeps_delta=self._groups is not None,
+                keeps_delta=self.groups is not None,
                 continues=index in self._merged,
             )
             for index in range(count)
@@ -198,13 +179,13 @@ class NodeStep:
         *,
         is_last: bool,
     ) -> list[StepReport]:
-        positions, run = self.positions, self._executor.run
+        positions, run = self.positions, self.environment.executor.run
         late = self._late_reports()
-        if self._groups is not None:
+        if self.groups is not None:
             await self._write_own(late)
         for index, report in late.items():
-            await run(positions.late, index, report, self._devices[index].trainer.delta)
-        free = {device.index: device for device in self._devices if self._is_free(device)}
+            await run(positions.late, index, report, self.devices[index].trainer.delta)
+        free = {device.index: device for device in self.devices if self._is_free(device)}
         if not free:
             raise self._no_device()
         for index, device in free.items():
@@ -212,16 +193,16 @@ class NodeStep:
                 await run(np.copyto, device.trainer.delta, positions.start(index))
         done = next(iter(orders.values())).done
         given = {index: orders[index] for index in free}
-        reports = await self._cycles.run(given, free, (order.step - 1) * cycles + done // self._period + 1)
+        reports = await self.cycles.run(given, free, (order.step - 1) * cycles + done // self.cycles.period + 1)
         finite = {index: report for index, report in reports.items() if await self._is_finite(index, report)}
         if not finite:
             if not reports:
                 raise self._no_device()
             finite = reports  # The owners refuse it, and the step loop says so.
-        trained = finite if self._groups is None else await self._merge(self._groups, finite)
+        trained = finite if self.groups is None else await self._merge(self.groups, finite)
         if not trained:
             raise self._no_device()
-        deltas = {index: self._devices[index].trainer.delta for index in trained}
+        deltas = {index: self.devices[index].trainer.delta for index in trained}
         await run(partial(positions.combine, trained, deltas, is_last=is_last))
         return [*trained.values(), *late.values()]
 
@@ -249,13 +230,13 @@ class NodeStep:
             return True
         groups.failed()
         lacking = sorted(reports.keys() - done)
-        self._log.warning("devices_not_merged", lacking=lacking, effect="this once in shared memory")
+        self.environment.log.warning("devices_not_merged", lacking=lacking, effect="this once in shared memory")
         return False
 
     async def _write_own(self, reports: dict[int, StepReport]) -> None:
         """Have these trainers write the deltas that they keep; those that cannot are removed from the reports."""
-        assert self._groups is not None
-        written = await self._told({index: self._groups.alone(index) for index in reports})
+        assert self.groups is not None
+        written = await self._told({index: self.groups.alone(index) for index in reports})
         for index in reports.keys() - written:
             del reports[index]
 
@@ -263,10 +244,10 @@ class NodeStep:
         """Those that have done what they were told. One that hangs is waited for no longer than the others."""
         for index, order in orders.items():
             if index not in self._merging:
-                task = asyncio.create_task(self._devices[index].trainer.merge(order), name=f"merge-device-{index}")
+                task = asyncio.create_task(self.devices[index].trainer.merge(order), name=f"merge-device-{index}")
                 self._merging[index] = task
         asked = {index: self._merging[index] for index in orders}
-        while any(self._devices[index].state != "hung" for index, task in asked.items() if not task.done()):
+        while any(self.devices[index].state != "hung" for index, task in asked.items() if not task.done()):
             left = [task for task in asked.values() if not task.done()]
             await asyncio.wait(left, timeout=MERGE_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
         return {index for index in orders if self._has_merged(index)}
@@ -280,37 +261,37 @@ class NodeStep:
         try:
             return task is not None and task.result()
         except TrainerFailed as failure:
-            self._on_failure(self._devices[index], failure)
+            self.on_failure(self.devices[index], failure)
             return False
 
     def _late_reports(self) -> dict[int, StepReport]:
         """What trainers that were hung have come to since: it counts now, and they are free again."""
         found: dict[int, StepReport] = {}
-        for device in self._devices:
+        for device in self.devices:
             if device.task is not None and device.task.done():
                 try:  # only those that were hung have an order here
                     found[device.index] = device.take_report()
                 except TrainerFailed as failure:
-                    self._on_failure(device, failure)
+                    self.on_failure(device, failure)
         return found
 
     async def _is_finite(self, index: int, report: StepReport) -> bool:
         """Whether a trainer's delta may count; one that never may starts again from its last saved state."""
-        device = self._devices[index]
-        if report.is_finite if self._groups else await self._executor.run(is_finite, device.trainer.delta):
+        device = self.devices[index]
+        if report.is_finite if self.groups else await self.environment.executor.run(is_finite, device.trainer.delta):
             self._not_finite.pop(index, None)
             return True
         self._not_finite[index] = count = self._not_finite.get(index, 0) + 1
-        self._log.warning("device_not_finite", device=device.name, index=index, in_a_row=count)
+        self.environment.log.warning("device_not_finite", device=device.name, index=index, in_a_row=count)
         if count >= NOT_FINITE_CYCLES and device.is_free:
             del self._not_finite[index]
             reason = f"its deltas of {count} cycles in a row have values that are not finite"
-            self._on_failure(device, TrainerFailed(reason, "lower the learning rate or clip the gradients"))
+            self.on_failure(device, TrainerFailed(reason, "lower the learning rate or clip the gradients"))
         return False
 
     def _no_device(self) -> TrainerFailed:
         """Why nothing can be trained: all have left, or failed."""
-        gone = [device.gone for device in self._devices if device.gone is not None]
-        if len(gone) == len(self._devices):
+        gone = [device.gone for device in self.devices if device.gone is not None]
+        if len(gone) == len(self.devices):
             return next((one for one in gone if not isinstance(one, TrainerLeft)), gone[0])
         return TrainerFailed("the trainers of all devices have failed", "see device_dropped in the log")

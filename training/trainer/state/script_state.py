@@ -6,6 +6,7 @@ Written by the daemon's order (`training.trainer.state.state_writer`) and restor
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +19,28 @@ from p2pnode.training.trainer.state import snapshot
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
 
+@dataclass(frozen=True, slots=True)
 class ScriptState:
     """Entries of the script's own state with `state_dict` and `load_state_dict` are saved by these."""
 
-    def __init__(
-        self,
-        given: ScriptArguments,
-        unshared: UnsharedTensors,
-        shared_data: SharedData,
-        loads: WeightLoads,
-        warn: Warn,
-    ) -> None:
-        self._given = given
-        self._loads = loads
-        self._unshared = unshared
-        self._shared_data = shared_data
-        self._warn = warn
+    given: ScriptArguments
+    unshared: UnsharedTensors
+    data: SharedData
+    loads: WeightLoads
+    warn: Warn
 
     def content(self, samples_seen: int, local_steps: int) -> dict[str, Any]:
         """What is to be saved, inside `WeightLoads.saving`; its tensors are the live ones."""
         own = {
             name: value.state_dict() if hasattr(value, "state_dict") else value
-            for name, value in self._given.own.items()
+            for name, value in self.given.own.items()
         }
         return {
-            **self._given.state(),
-            "loads": self._loads.state(),
-            "local_buffers": self._unshared.own(),
+            **self.given.state(),
+            "loads": self.loads.state(),
+            "local_buffers": self.unshared.own(),
             "state": own,
-            "data": self._shared_data.state(),
+            "data": self.data.state(),
             "samples_seen": samples_seen,
             "local_steps": local_steps,
         }
@@ -56,18 +50,18 @@ class ScriptState:
         `local_steps` that was another one then is warned of. Raises `TrainerFailed`."""
         try:
             asked = self._rates()
-            with self._loads.restoring(saved["loads"]):
-                self._given.restore(saved)
+            with self.loads.restoring(saved["loads"]):
+                self.given.restore(saved)
             self._compare_rates(asked)
             self._compare_local_steps(int(saved.get("local_steps", local_steps)), local_steps)
-            self._unshared.restore(saved["local_buffers"])
+            self.unshared.restore(saved["local_buffers"])
             for name, value in saved["state"].items():
-                own: Any = self._given.own.get(name)
+                own: Any = self.given.own.get(name)
                 if hasattr(own, "load_state_dict"):
                     own.load_state_dict(value)
                 else:
-                    self._given.own[name] = value
-            self._shared_data.restore(saved.get("data"))
+                    self.given.own[name] = value
+            self.data.restore(saved.get("data"))
             samples_seen = int(saved["samples_seen"])
             if "random" in saved:
                 snapshot.restore_random_state(saved["random"])
@@ -81,7 +75,7 @@ class ScriptState:
 
     def _rates(self) -> list[float]:
         """The learning rate of each parameter group, as it was before any schedule."""
-        groups = [group for optimizer in self._given.optimizers for group in optimizer.param_groups]
+        groups = [group for optimizer in self.given.optimizers for group in optimizer.param_groups]
         return [float(group.get("initial_lr", group["lr"])) for group in groups]
 
     def _compare_rates(self, asked: list[float]) -> None:
@@ -91,9 +85,9 @@ class ScriptState:
         if differing:
             mine, theirs = differing[0]
             what = f"the script asks for lr = {mine:g}, but the restored optimiser has {theirs:g}, which is used"
-            self._warn("learning_rate_restored", f"{what}: to change it, set optimizer.param_groups after attach()")
+            self.warn("learning_rate_restored", f"{what}: to change it, set optimizer.param_groups after attach()")
 
     def _compare_local_steps(self, before: int, now: int) -> None:
         if before != now:
             what = f"training.local_steps was {before} when this state was saved, and is {now}"
-            self._warn("local_steps_changed", f"{what}: a step of the swarm is another number of optimiser steps now")
+            self.warn("local_steps_changed", f"{what}: a step of the swarm is another number of optimiser steps now")

@@ -103,7 +103,7 @@ def test_trainers_that_merge_by_a_group_meet_in_a_folder_without_old_files(tmp_p
     assert isinstance(groups, DeviceGroups)
     order = groups.orders({0: 1.0, 1: 1.0})[0]
     assert (order.backend, order.timeout_s, order.place) == ("gloo", PATIENCE * 40.0, str(folder / "group.1"))
-    assert made(tmp_path, "cpu*2", DevicesSettings(merge="collective"), hang_s=1.0)._groups._timeout_s == 1.0
+    assert made(tmp_path, "cpu*2", DevicesSettings(merge="collective"), hang_s=1.0)._groups.timeout_s == 1.0
     assert made(tmp_path, "cpu*2")._groups is None
     assert made(tmp_path, "cuda:0,cuda:1")._groups is not None
     assert made(tmp_path, "cuda:0,cuda:1", DevicesSettings(step="leader"))._groups is None
