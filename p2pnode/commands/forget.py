@@ -22,33 +22,17 @@ from p2pnode.errors import ExitCode, UserError, state_directory_unusable
 from p2pnode.log_file import FORMER_FILE, LOG_FILE
 from p2pnode.terminal import numbers
 
-#: What a node writes, and what it is to the user.
+#: What a node writes, and of what cannot be made again what it is to the user.
 WRITTEN = {
     "checkpoints": "the model, the optimiser and the shards of this node",
-    "model": "what an exported model needs besides the vector",
-    "identity.key": "the identity of this node",
-    "incarnation": "the count of its starts",
-    "genesis": "the swarm it is in",
-    RECORD_FILE: "the run, the model and the remembered settings",
-    "peers.json": "the addresses of its peers",
-    "capacity.json": "the measured capacity of its line",
-    "fences.msgpack": "the terms of shards that this node may no longer accept",
-    "dispatch.json": "the records that it was training on",
     "dispatch.sqlite": "the queue of records, if it was the master: what is trained of this pass",
-    "dispatch.sqlite-shm": "a part of that queue",
-    "dispatch.sqlite-wal": "a part of that queue",
-    "swarm.json": "the invitation it accepted",
     "swarm.key": "the swarm key: without another copy nobody can join this swarm any more",
-    "status.token": "the token of its API",
-    "dashboard.html": "the file that opens its dashboard",
-    "status.json": "the address of its API",
-    "trainer.log": "what its trainer printed",
-    "trainer.log.1": "what its trainer printed before",
-    LOG_FILE: "its log, where it ran in the background",
-    FORMER_FILE: "its log before",
-    "trainer": "the socket of its trainer",
-    "devices": "what its further trainers printed, where it has several",
-    "lock": "the lock",
+    **dict.fromkeys(
+        f"model identity.key incarnation genesis {RECORD_FILE} peers.json capacity.json fences.msgpack dispatch.json "
+        "dispatch.sqlite-shm dispatch.sqlite-wal swarm.json status.token status.json dashboard.html trainer.log "
+        f"trainer.log.1 {LOG_FILE} {FORMER_FILE} trainer devices lock".split(),
+        "",
+    ),
 }
 
 
@@ -118,7 +102,7 @@ def _shown(contents: Contents, run: str) -> str:
     of_run = f" of run {run}" if run else ""
     lines = [f"{contents.folder}{of_run} has:"]
     for name, size in contents.goes.items():
-        lines.append(f"  {name:<14}{numbers.size(size):>10}  {WRITTEN[name.removesuffix('.tmp')]}")
+        lines.append(f"  {name:<14}{numbers.size(size):>10}  {WRITTEN[name.removesuffix('.tmp')]}".rstrip())
     if contents.stays:
         lines.append(f"  this stays: {', '.join(contents.stays)}")
     return "\n".join(lines)
