@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import fields, replace
 
 from p2pnode.status.events import Level
 from p2pnode.status.schema import (
@@ -28,18 +29,18 @@ from p2pnode.status.schema import (
     MemoryStatus,
     Ongoing,
     PeerStatus,
-    PopulationStatus,
     QuarantinedMember,
     ResultStatus,
     ServerStatus,
     Status,
     SwarmStatus,
-    TrainingStatus,
     ValuesStatus,
     WaitingStatus,
 )
 from p2pnode.training.goal import Best
 from tests.process.harness.fake_node import STATUS
+
+Part = TypeVar("Part", bound=Struct)
 
 STEP_S = 1.4
 GOAL = 2000
@@ -117,18 +118,7 @@ def peer(number: int, lag: int = 0, state: str = "training", **fields: Any) -> P
 
 def alone() -> Scene:
     """The first node of a swarm, before anyone else has come."""
-    training = TrainingStatus(
-        loss=2.2,
-        metrics={"accuracy": 0.1},
-        evaluated_step=0,
-        evaluated_samples=360,
-        optimizer_steps=0,
-        samples=0,
-        step_seconds=STEP_S,
-        trainer="running",
-        trainer_failures=0,
-        training_share=0.93,
-    )
+    training = replace(STATUS.training, loss=2.2, metrics={"accuracy": 0.1}, step_seconds=STEP_S, training_share=0.93)
     status = replace(
         STATUS,
         summary="training",
@@ -137,9 +127,7 @@ def alone() -> Scene:
         swarm=SwarmStatus(closed=True, keys=["5e884898"]),
         state="training",
         step=40,
-        population=PopulationStatus(
-            estimate=1.0, low=1.0, high=1.0, exact=True, observations=0, zone_estimate=None, workers=1.0
-        ),
+        population=replace(STATUS.population, estimate=1.0, low=1.0, high=1.0, workers=1.0),
         barrier=BarrierStatus(method="pssp", sample=10, staleness=4, quantile=1.0, queries=0),
         training=training,
         exchange=ExchangeStatus(arithmetic="compiled", shards=SHARDS, shards_owned=SHARDS, state_bytes=64_000_000),
@@ -303,12 +291,12 @@ def many(amount: int = 200) -> Scene:
         peer(number, lag=round(6 * math.sin(number * 1.7)) + 3, state=states[number % 20], shards=number % 3)
         for number in range(1, amount + 1)
     ]
-    population = PopulationStatus(
+    population = replace(
+        STATUS.population,
         estimate=1.04 * amount,
         low=0.93 * amount,
         high=1.17 * amount,
         exact=False,
-        observations=64,
         zone_estimate=0.98 * amount,
         workers=0.9 * amount,
     )
@@ -326,16 +314,11 @@ def several_parts() -> Scene:
     """A node that has all that a node can have: devices, values, a server's tasks, records, shared data."""
     before = training()
     devices = [
-        DeviceStatus(
+        _numbered(
+            DeviceStatus,
             index=index,
             device=f"cuda:{index}",
             state="crashed" if index == 2 else "running",
-            pid=4000 + index,
-            failures=2 if index == 2 else 0,
-            optimizer_steps=4120 - 300 * index,
-            samples=131_840 - 9000 * index,
-            loss=0.31 + 0.01 * index,
-            step_seconds=0.41 + 0.1 * index,
             leads=index == 0,
         )
         for index in range(4)
@@ -344,38 +327,14 @@ def several_parts() -> Scene:
         before.status,
         devices=devices,
         coordination=CoordinationStatus(server=node_id(3), serves=False, trainers=0, leader=node_id(0)),
-        values=ValuesStatus(
-            keys=48_211,
-            bytes=3_912_000,
-            limit_bytes=64_000_000,
-            updates=912_004,
-            refused=2,
-            reads=1_200_411,
-            batches=3021,
-            waiting=17,
-            waiting_bytes=2200,
-            unanswered=3,
-        ),
-        server=ServerStatus(version=3021, workers=5, given=3030, done=3012, held=5, waiting=1, again=12, refused=4),
-        dispatch=DispatchStatus(
+        values=_numbered(ValuesStatus),
+        server=_numbered(ServerStatus),
+        dispatch=_numbered(
+            DispatchStatus,
             source="master",
             serves=True,
-            serves_seconds=3600.0,
             master=node_id(0),
             store="sqlite",
-            epoch=2,
-            pass_number=2,
-            passes=3,
-            tasks=400,
-            todo=112,
-            leased=6,
-            done=280,
-            failed=2,
-            discarded=0,
-            held=1,
-            records_trained=71_002,
-            tasks_finished=61,
-            tasks_superseded=1,
             ended=False,
             last_error="",
             unanswered_seconds=None,
@@ -447,6 +406,12 @@ SCENES = {
     "training": training,
     "waiting": waiting,
 }
+
+
+def _numbered(part: type[Part], **given: Any) -> Part:
+    """A part of the status: what is given, and for each other field a number of its own."""
+    numbers = {field.name: 1007 * at for at, field in enumerate(fields(part), 1)}
+    return part(**numbers | given)
 
 
 def _started() -> tuple[tuple[float, Level, str, Mapping[str, Any]], ...]:

@@ -12,14 +12,13 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
-from p2pnode.config.settings import StatusSettings
+from p2pnode.config.settings import Config, StatusSettings
 from p2pnode.overlay.system import SystemClock
-from p2pnode.status.events import EventRing
-from p2pnode.status.prometheus import Family
 from p2pnode.status.schema import PeerStatus, Status
 from p2pnode.status.server import StatusServer
 from p2pnode.training.progress import StepRow
 from tests.browser.scenes import Scene, moved
+from tests.process.harness.fake_node import FakeSource
 
 #: How far back the charts reach at the start.
 PAST_S = 300
@@ -38,11 +37,11 @@ class _Clock(SystemClock):
         return super().wall() - self.back_s
 
 
-class _Source:
+class _Source(FakeSource):
     """What the server asks; see `p2pnode.status.report.StatusReport`."""
 
     def __init__(self, scene: Scene, clock: _Clock) -> None:
-        self.events = EventRing()
+        super().__init__(Config())
         self.scene = scene
         self._clock = clock
         self._began = clock.monotonic()
@@ -69,21 +68,6 @@ class _Source:
             for number in range(max(1, step - 5), step + 1)
         ]
         return rows[-limit:]
-
-    def ready(self) -> tuple[bool, str]:
-        return True, ""
-
-    def metrics(self) -> list[Family]:
-        return []
-
-    def leave(self) -> None:
-        raise NotImplementedError
-
-    def pause(self) -> None:
-        raise NotImplementedError
-
-    def resume(self) -> None:
-        raise NotImplementedError
 
 
 class StagedNode:

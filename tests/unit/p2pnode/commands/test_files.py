@@ -15,16 +15,7 @@ from p2pnode.config.settings import Config
 from tests.harness.project.repository import ROOT
 from tests.harness.trainers.conversion import conversion_here
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No node.toml of the repository and no variable of the caller reaches these tests."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("P2PNODE_NODE__PORT",):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("P2PNODE_STATUS__PORT", "1")
-    monkeypatch.setenv("P2PNODE_NODE__STATE_DIR", str(tmp_path / "state"))
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def run(*arguments: str) -> int:

@@ -22,10 +22,7 @@ from p2pnode.commands import records as command
 from p2pnode.training.dispatch.recordio import RecordFile, decode_example, read_index, stack_examples, writer
 from tests.harness.project.repository import ROOT
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def run(*arguments: str) -> int:
