@@ -63,7 +63,7 @@ HELPER_SHARE = 1.2
 REDIAL_DEAD_S = 5.0
 #: One contact is verified at most once in this time.
 VERIFY_PAUSE_S = 1.0
-#: Contacts whose pause is remembered.
+#: Contacts that are verified in that time: a flood of invented senders takes no more of the calls.
 MAX_PAUSED = 1024
 #: This many failed streams within the time make a peer unreachable for as long.
 STREAM_FAILURES = 2
@@ -344,10 +344,8 @@ class Membership:
         now, paused = self._clock.monotonic(), self._verify_again
         while paused and paused[oldest := next(iter(paused))] <= now:
             del paused[oldest]
-        if contact in paused:
+        if contact in paused or len(paused) >= MAX_PAUSED:
             return False
-        if len(paused) >= MAX_PAUSED:
-            del paused[next(iter(paused))]
         paused[contact] = now + VERIFY_PAUSE_S
         return True
 

@@ -18,6 +18,7 @@ from p2pnode.overlay.ids import random_id
 from p2pnode.overlay.kademlia import messages
 from p2pnode.overlay.kademlia.protocol import IdentityProofs
 from p2pnode.overlay.kademlia.routing_table import ContactTable
+from p2pnode.overlay.membership.service import MAX_PAUSED
 from p2pnode.overlay.peers import Contact, Heartbeat
 from p2pnode.overlay.transport import RequestRejected
 from tests.harness.environment.virtual_loop import VirtualLoop
@@ -202,7 +203,7 @@ def test_one_socket_does_not_fill_the_table() -> None:
         for number, node_id in enumerate(made_up):
             heartbeat = Heartbeat(node_id, 1, 1, 1 + number % 60000)
             node._protocol.datagram_received(request(heartbeat, ["ping"], node_id), SOMEBODY)
-        assert node.report().calls_waiting <= 512
+        assert node.report().calls_waiting <= MAX_PAUSED
         await asyncio.sleep(2)
         real = [Member(world, bytes([number]), ["nodes", b"", b""], "10.0.0.66", 9000 + number) for number in range(9)]
         for member in real:
