@@ -171,16 +171,19 @@ Paced = Callable[[Callable[[float], Coroutine[Any, Any, None]]], None]
 
 @pytest.fixture
 def paced(run: Run) -> Paced:
-    """Runs a scenario that takes its timeout as an argument, and sets all its times by that. It must succeed with the
-    shortest timeout, unless the loop's own timers were late meanwhile: then with the next one."""
+    """Runs a scenario that takes its timeout as an argument, and sets all its times by that. Where it fails with one it
+    must succeed with the next: the kernel alone may stand for the shortest, as it looks at a closed window 0.2 s and
+    then 0.4 s later. A failure while the loop's own timers were late counts as none."""
 
     def at_a_pace(scenario: Callable[[float], Coroutine[Any, Any, None]]) -> None:
+        failed = 0
         for timeout_s in TIMEOUTS_S:
             late_s = [0.0]
             try:
                 run(_watched(scenario(timeout_s), late_s))
             except (Exception, pytest.fail.Exception) as error:
-                if late_s[0] < LATE * timeout_s or timeout_s == TIMEOUTS_S[-1]:
+                failed += late_s[0] < LATE * timeout_s
+                if failed > 1 or timeout_s == TIMEOUTS_S[-1]:
                     raise
                 print(f"timers were up to {late_s[0]:.2f} s late beside a timeout of {timeout_s} s: {error!r}")
             else:
