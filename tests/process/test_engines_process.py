@@ -305,12 +305,11 @@ def test_a_worker_founds_no_swarm(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("options", [("--barrier", "bsp"), ("--quota", "2")])
-def test_the_mnist_network_learns_on_a_parameter_server(start: Start, options: tuple[str, ...]) -> None:
-    """A small one learns most of the digits under bsp, and as synchronous SGD, with delays before each push, although a
-    worker is killed in the middle."""
+def test_the_mnist_network_learns_on_a_parameter_server(start: Start) -> None:
+    """A small one learns most of the digits as synchronous SGD, with delays before each push, although a worker is
+    killed in the middle."""
     example = [str(ROOT / "examples/parameter_server_mnist.py"), "--updates", "160", "--delay", "0.02"]
-    example += ["--maps", "8", "--hidden", "32", *options]
+    example += ["--maps", "8", "--hidden", "32", "--quota", "2"]
     server, workers = start(*example, settings={"node.role": "server"}), [start(*example) for _ in range(3)]
     until(lambda: all(node.step >= 3 for node in workers), 100.0, "three steps", [server, *workers])
     workers[0].kill()

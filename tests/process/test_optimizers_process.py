@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from p2pnode.errors import ExitCode
+from tests.harness.runner.long_run import more
 from tests.process.test_run_command import Run, address_of, launch
 
 __all__ = ["launch"]
@@ -97,7 +98,7 @@ def results(runs: list[Run]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["FusedMasters", "Float16WithMasters"])
+@pytest.mark.parametrize("kind", ["FusedMasters", *more("Float16WithMasters")])
 def test_an_optimiser_with_copies_of_the_weights_ends_its_node(launch: Launch, kind: str) -> None:
     """At `attach` where its groups have the copies, else in the third turn that shows it; both say what to do. The run
     ended well before, with a model of 0.83 where AdamW has 0.93."""
@@ -123,7 +124,7 @@ def test_with_on_load_copies_of_the_weights_follow_what_is_loaded(launch: Launch
     ("make", "accuracy"),
     [
         ("optimizers.SGDScheduleFree(model.parameters(), lr=0.5)", 0.94),
-        ("optimizers.Lookahead(adamw(model.parameters()))", 0.9),
+        *more(("optimizers.Lookahead(adamw(model.parameters()))", 0.9)),
     ],
 )
 def test_positions_of_optimisers_move_with_the_weights(launch: Launch, make: str, accuracy: float) -> None:

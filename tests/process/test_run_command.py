@@ -360,7 +360,7 @@ while not swarm.done:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("seed", "told"), [("1337", True), ("sys.argv[2]", False)], ids=["same", "own"])
+@pytest.mark.parametrize(("seed", "told"), [("1337", True), *more(("sys.argv[2]", False))], ids=["same", "own"])
 def test_scripts_that_train_on_the_same_batches_are_told(seed: str, told: bool, launch: Callable[..., Run]) -> None:
     """With the default codecs, which round the first weights of the node that joins. Own seeds are no finding."""
     script = SEEDED.replace("SEED", seed)

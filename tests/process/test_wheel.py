@@ -94,6 +94,7 @@ def train_beside_packages(tmp_path: Path, python: object) -> None:
     assert (folder / "finds").read_text() == "step 3, True"
 
 
+@pytest.mark.long
 def test_a_users_packages_and_those_of_a_checkout_hide_none_of_each_other(tmp_path: Path) -> None:
     """`training/` and others beside the script are the user's, with p2pnode installed as a link to its checkout."""
     train_beside_packages(tmp_path, sys.executable)
