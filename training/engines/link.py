@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from p2pnode.training.errors import TrainingError
@@ -26,7 +27,6 @@ from p2pnode.training.trainer_link.engine_messages import (
     EngineAsked,
     EngineOpened,
     EngineReady,
-    KeysFound,
     NotAnswered,
     PullAsked,
     PullDone,
@@ -54,7 +54,7 @@ class EngineLink:
         self._socket = connection
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
-        self._open: dict[int, queue.SimpleQueue[Reply | None]] = {}
+        self._open: dict[int, Future[Reply]] = {}
         self._is_lost = False
         self._ready: queue.SimpleQueue[EngineReady | None] = queue.SimpleQueue()
         self._batches: queue.SimpleQueue[PullAsked | None] = queue.SimpleQueue()
@@ -97,29 +97,22 @@ class EngineLink:
 
     def ask_all(self, questions: Sequence[Question]) -> list[Reply]:
         """The answers to several, which are under way together. When all are there the first refusal is raised."""
-        return [replies[-1] for replies in self._ask(questions)]
-
-    def ask_in_parts(self, question: Question) -> list[Reply]:
-        """The answers to a question that has several."""
-        return self._ask([question])[0]
-
-    def _ask(self, questions: Sequence[Question]) -> list[list[Reply]]:
         numbers = [next(self._numbers) for _ in questions]
-        slots = [queue.SimpleQueue[Reply | None]() for _ in questions]
-        self._open.update(zip(numbers, slots, strict=True))
+        answers = [Future[Reply]() for _ in questions]
+        self._open.update(zip(numbers, answers, strict=True))
         try:
             for number, question in zip(numbers, questions, strict=True):
                 self._send(EngineAsked(number, question))
-            if self._is_lost:  # it was lost before the slots were known to the receiving thread
+            if self._is_lost:  # it was lost before the receiving thread knew of these answers
                 raise NoNode("the p2pnode daemon has ended")
-            found = [_all_of(slot) for slot in slots]
+            replies = [answer.result() for answer in answers]
         finally:
             for number in numbers:
                 self._open.pop(number, None)
-        for replies in found:
-            if isinstance(replies[-1], QuestionRefused):
-                raise error_of(replies[-1])
-        return found
+        for reply in replies:
+            if isinstance(reply, QuestionRefused):
+                raise error_of(reply)
+        return replies
 
     def _send(self, message: messages.FromTrainer) -> None:
         try:
@@ -179,14 +172,15 @@ class EngineLink:
         self._batches.put(None)
         self._calls.put(None)
         self._can_pull.set()
-        for slot in list(self._open.values()):
-            slot.put(None)
+        for number in list(self._open):
+            if (answer := self._open.pop(number, None)) is not None:
+                answer.set_exception(NoNode("the p2pnode daemon has ended"))
 
     def _dispatch(self, message: messages.FromDaemon) -> None:
         match message:
             case EngineAnswered(number, reply):
-                if (slot := self._open.get(number)) is not None:
-                    slot.put(reply)
+                if (answer := self._open.pop(number, None)) is not None:
+                    answer.set_result(reply)
             case PullAsked():
                 self._batches.put(message)
             case CallReceived():
@@ -197,18 +191,6 @@ class EngineLink:
                 self.is_stopping = True
             case _:
                 pass  # `Start` tells a trainer what to train
-
-
-def _all_of(slot: queue.SimpleQueue[Reply | None]) -> list[Reply]:
-    """All answers to one question."""
-    found: list[Reply] = []
-    while True:
-        reply = slot.get()
-        if reply is None:
-            raise NoNode("the p2pnode daemon has ended")
-        found.append(reply)
-        if not isinstance(reply, KeysFound) or reply.is_last:
-            return found
 
 
 def error_of(refused: QuestionRefused) -> TrainingError:

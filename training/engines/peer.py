@@ -148,7 +148,7 @@ async def run_peer(verbs: Verbs, host: ScriptHost, ctx: Context) -> int:
     an error this node takes no part any more, and may begin again.
     """
     try:
-        await _PeerLoop(verbs, host, ctx).run()
+        await _steps(verbs, host, ctx)
     except BaseException:
         await host.abandon()
         raise
@@ -156,38 +156,31 @@ async def run_peer(verbs: Verbs, host: ScriptHost, ctx: Context) -> int:
     return ctx.step
 
 
-class _PeerLoop:
-    def __init__(self, verbs: Verbs, host: ScriptHost, ctx: Context) -> None:
-        self._verbs = verbs
-        self._host = host
-        self._phases = 2 if host.is_synchronous and verbs.barrier is None else 1
-        self._began = 0.0
-        self._ctx = ctx
+async def _steps(verbs: Verbs, host: ScriptHost, ctx: Context) -> None:
+    phases = 2 if host.is_synchronous and verbs.barrier is None else 1
+    began = 0.0
 
-    async def run(self) -> None:
-        verbs, host, ctx = self._verbs, self._host, self._ctx
-        # Between two steps of the others: never in the phase in which they update what this node would read.
-        ctx.step = -(-await host.begin() // self._phases)
-        self._began = ctx.clock()
-        await self._pass(self._phases * ctx.step)
-        while not host.is_stopping and not verbs.stops(ctx):
-            self._began = ctx.clock()
-            keys = verbs.scheduled(ctx)
-            found = await host.store.get_many(keys) if keys else {}
-            if self._phases == 2:
-                await self._pass(2 * ctx.step + 1)
-            updates = verbs.pushed(ctx, [(key, found[key].value if key in found else None) for key in keys])
-            if updates:
-                await host.store.update(updates)
-            ctx.step += 1
-            await self._pass(self._phases * ctx.step)
-
-    async def _pass(self, count: int) -> None:
+    async def passed(count: int) -> None:
         """Announce the count, and wait at the barrier."""
-        host = self._host
-        await host.count(count, self._ctx.clock() - self._began)
-        if self._verbs.barrier is None:
+        await host.count(count, ctx.clock() - began)
+        if verbs.barrier is None:
             await host.wait(count)
             return
-        while not host.is_stopping and not self._verbs.passes(self._ctx):
+        while not host.is_stopping and not verbs.passes(ctx):
             await host.pause()
+
+    # Between two steps of the others: never in the phase in which they update what this node would read.
+    ctx.step = -(-await host.begin() // phases)
+    began = ctx.clock()
+    await passed(phases * ctx.step)
+    while not host.is_stopping and not verbs.stops(ctx):
+        began = ctx.clock()
+        keys = verbs.scheduled(ctx)
+        found = await host.store.get_many(keys) if keys else {}
+        if phases == 2:
+            await passed(2 * ctx.step + 1)
+        updates = verbs.pushed(ctx, [(key, found[key].value if key in found else None) for key in keys])
+        if updates:
+            await host.store.update(updates)
+        ctx.step += 1
+        await passed(phases * ctx.step)

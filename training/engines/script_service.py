@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -50,7 +51,7 @@ from p2pnode.training.trainer_link.engine_messages import (
     WaitAtBarrier,
 )
 from p2pnode.training.trainer_link.interface import Trainer
-from p2pnode.training.values.client import SwarmValues
+from p2pnode.training.values.client import SwarmValues, key_order
 from p2pnode.training.values.encoding import decode_key, encode_key
 from p2pnode.training.values.store import (
     EncodedResult,
@@ -61,8 +62,10 @@ from p2pnode.training.values.store import (
     UpdateFailed,
 )
 
-#: Keys in one message.
+#: Keys of which the values are looked up for one message.
 KEYS_IN_A_PART = 4096
+#: Keys that are listed in one message: with the longest ones it has 52 MB, and the link takes 64 MiB.
+KEYS_OF_A_PAGE = 200_000
 
 
 @dataclass(eq=False)
@@ -165,10 +168,7 @@ class EngineService:
 
     async def _answer(self, asked: EngineAsked) -> None:
         try:
-            if isinstance(asked.question, AskKeys):
-                await self._list_keys(asked)
-            else:
-                self._reply(asked, await self._answered(asked.question))
+            self._reply(asked, await self._answered(asked.question))
         except UpdateFailed as error:
             self._reply(asked, QuestionRefused("update", error.reason, encode_key(error.key), error.node))
         except NotAnswered as error:
@@ -194,6 +194,11 @@ class EngineService:
                 return Called(await self.calls.call(node, payload))
             case GetValues(keys):
                 return await self._get(keys)
+            case AskKeys(after):
+                keys = await self.values.list_keys()
+                first = bisect(keys, key_order(after), key=key_order) if after else 0
+                page = keys[first : first + KEYS_OF_A_PAGE]
+                return KeysFound(page, is_last=first + len(page) == len(keys))
             case ApplyUpdates(updates):
                 await self.values.update_encoded([EncodedUpdate(*one) for one in updates])
             case _:
@@ -210,12 +215,6 @@ class EngineService:
                 break
             values.append(one)
         return ValuesFound(values)
-
-    async def _list_keys(self, asked: EngineAsked) -> None:
-        keys = await self.values.list_keys()
-        for first in range(0, max(1, len(keys)), KEYS_IN_A_PART):
-            part = keys[first : first + KEYS_IN_A_PART]
-            self._reply(asked, KeysFound(part, is_last=first + KEYS_IN_A_PART >= len(keys)))
 
     # -- pull
 

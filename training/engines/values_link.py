@@ -71,9 +71,13 @@ class Script:
 
     def keys(self) -> list[Key]:
         """All keys, sorted by their encoding: text first."""
-        replies = self._link.ask_in_parts(AskKeys())
-        found = [key for reply in replies if isinstance(reply, KeysFound) for key in reply.keys]
-        return [decode_key(key) for key in sorted(found, key=lambda key: (key[:1] == b"b", key))]
+        found: list[bytes] = []
+        while True:
+            reply = self._link.ask(AskKeys(found[-1] if found else b""))
+            assert isinstance(reply, KeysFound)
+            found += reply.keys
+            if reply.is_last:
+                return [decode_key(key) for key in found]
 
     def clock(self) -> float:
         return time.monotonic()

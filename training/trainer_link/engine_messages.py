@@ -128,7 +128,9 @@ class TaskCounts(msgspec.Struct, frozen=True, array_like=True, tag="tasks"):
 
 
 class AskKeys(msgspec.Struct, frozen=True, array_like=True, tag="keys"):
-    pass
+    """The keys after this one; empty: all. Answered by as many as a message takes."""
+
+    after: Annotated[bytes, Meta(max_length=257)] = b""
 
 
 Question = (
@@ -175,7 +177,7 @@ class ValuesFound(msgspec.Struct, frozen=True, array_like=True, tag="values"):
 
 
 class KeysFound(msgspec.Struct, frozen=True, array_like=True, tag="found"):
-    """Part of the keys; the last part has `is_last`."""
+    """Keys in their order, text first; `is_last`: there are no more."""
 
     keys: list[EncodedKey]
     is_last: bool

@@ -263,7 +263,7 @@ class SwarmValues:
                 left[shard] = one.keys[-1] if one.keys else b""
                 if one.is_whole or not one.keys:
                     del left[shard]
-        return sorted(found, key=lambda key: (key[:1] == b"b", key))
+        return sorted(found, key=key_order)
 
     async def _answers(
         self, calls: OwnerCalls[Item, Result], keys: Sequence[bytes], asked: Iterable[tuple[int, Item]]
@@ -338,3 +338,8 @@ class SwarmValues:
     async def stop(self) -> None:
         """Cancel all requests and rounds; calls under way raise `StoreUnavailable`."""
         await asyncio.gather(*(one.stop() for one in self.tasks()))
+
+
+def key_order(key: bytes) -> tuple[bool, bytes]:
+    """Encoded keys are listed in this order: text first."""
+    return key[:1] == b"b", key

@@ -33,6 +33,7 @@ from p2pnode.training.trainer_link.engine_messages import (
     EngineSaid,
     MembersFound,
 )
+from p2pnode.training.values.client import key_order
 from p2pnode.training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
 from p2pnode.training.values.store import (
     EncodedPull,
@@ -92,7 +93,7 @@ class EncodedMemory:
         )
 
     async def list_keys(self) -> list[bytes]:
-        return list(self.store._values)
+        return sorted(self.store._values, key=key_order)
 
     def on_pull(self, pull: EncodedPull | None) -> None:
         async def decoded(updates: Sequence[ValueUpdate], present: Mapping[Key, Stamped]) -> Sequence[NewValue]:

@@ -74,7 +74,7 @@ class EngineScript(StubTrainer):
         self._ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
         self._numbers = itertools.count(1)
-        self._open: dict[int, tuple[asyncio.Future[list[Reply]], list[Reply]]] = {}
+        self._open: dict[int, asyncio.Future[Reply]] = {}
         self._handler: Callable[[EngineSaid], None] | None = None
         self._pause_s = 0.02
         self.task: asyncio.Task[None] | None = None
@@ -98,10 +98,7 @@ class EngineScript(StubTrainer):
                 self.node_id, self.is_synchronous, self._pause_s = node_id.hex(), is_synchronous, pause_s
                 self._ready.set_result(message)
             case EngineAnswered(number, reply) if number in self._open:
-                answer, parts = self._open[number]
-                parts.append(reply)
-                if not isinstance(reply, KeysFound) or reply.is_last:
-                    answer.set_result(parts)
+                self._open[number].set_result(reply)
             case PullAsked():
                 self.batches += 1
                 self._tell(answer_pull(message, self._pull))
@@ -140,22 +137,22 @@ class EngineScript(StubTrainer):
     def _pull(self, updates: Sequence[ValueUpdate], present: Mapping[Key, Stamped]) -> Sequence[NewValue]:
         return self.verbs.pulled(Context(Pulling(present, self, [one.key for one in updates]), self.ctx.step), updates)  # type: ignore[arg-type]
 
-    async def ask(self, question: Question) -> list[Reply]:
+    async def ask(self, question: Question) -> Reply:
         number = next(self._numbers)
-        self._open[number] = asyncio.get_running_loop().create_future(), []
+        self._open[number] = asyncio.get_running_loop().create_future()
         self._tell(EngineAsked(number, question))
         try:
-            parts = await self._open[number][0]
+            reply = await self._open[number]
         finally:
             del self._open[number]
-        if isinstance(parts[-1], QuestionRefused):
-            raise error_of(parts[-1])
-        return parts
+        if isinstance(reply, QuestionRefused):
+            raise error_of(reply)
+        return reply
 
     # -- the host of the loop
 
     async def begin(self) -> int:
-        (reply,) = await self.ask(BeginRun())
+        reply = await self.ask(BeginRun())
         assert isinstance(reply, Counted)
         return reply.count
 
@@ -180,7 +177,7 @@ class EngineScript(StubTrainer):
         await asyncio.sleep(self.work_s)
         found: list[Any] = []
         while len(found) < len(keys):
-            (reply,) = await self.ask(GetValues([encode_key(key) for key in keys[len(found) :]]))
+            reply = await self.ask(GetValues([encode_key(key) for key in keys[len(found) :]]))
             assert isinstance(reply, ValuesFound)
             found += reply.values
         return {key: stamped(one) for key, one in zip(keys, found, strict=True) if one is not None}
@@ -199,8 +196,9 @@ class EngineScript(StubTrainer):
         )
 
     async def list_keys(self) -> list[Key]:
-        parts = await self.ask(AskKeys())
-        return [decode_key(key) for part in parts if isinstance(part, KeysFound) for key in part.keys]
+        reply = await self.ask(AskKeys())
+        assert isinstance(reply, KeysFound)
+        return [decode_key(key) for key in reply.keys]
 
     async def keys(self) -> list[Key]:
         return await self.list_keys()
@@ -215,10 +213,10 @@ class EngineScript(StubTrainer):
 
     def _asked_at_once(self, count: int | None) -> PeerSteps:
         number = next(self._numbers)
-        future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
-        self._open[number] = future, []
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._open[number] = future
         self._tell(EngineAsked(number, ListPeers(count or 0)))
-        (reply,) = future.result()
+        reply = future.result()
         del self._open[number]
         assert isinstance(reply, PeerSteps)
         return reply

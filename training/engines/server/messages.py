@@ -7,7 +7,7 @@ does not know to count. Keys and values are encoded (`training.values.encoding`)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -104,24 +104,28 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     lost: Count = 0
 
 
+Message = TypeVar("Message", Poll, Told)
+
+
 def encode(message: Poll | Told) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
 def decode_poll(data: bytes) -> Poll:
     """Raises `BadPoll`."""
-    try:
-        return msgspec.msgpack.decode(data, type=Poll)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise BadPoll(f"malformed Poll: {error}") from error
+    return _decoded(data, Poll)
 
 
 def decode_told(data: bytes) -> Told:
     """Raises `BadPoll`."""
+    return _decoded(data, Told)
+
+
+def _decoded(data: bytes, kind: type[Message]) -> Message:
     try:
-        return msgspec.msgpack.decode(data, type=Told)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise BadPoll(f"malformed Told: {error}") from error
+        return msgspec.msgpack.decode(data, type=kind)
+    except ValueError as error:
+        raise BadPoll(f"malformed {kind.__name__}: {error}") from error
 
 
 def told_of_end(record: ServerRecord) -> Told:

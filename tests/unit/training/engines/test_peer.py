@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import p2pnode
+from p2pnode.lifecycle import engine_service
 from p2pnode.overlay.peers import Activity
 from p2pnode.training.engines.link import NoNode
 from p2pnode.training.engines.peer import PeerToPeer
@@ -89,12 +90,18 @@ def test_large_values_pass_the_socket(engine: PeerToPeer) -> None:
         assert (engine.get(key).value == 2 * array).all()
 
 
-def test_many_keys_are_listed_in_parts(engine_daemon: EngineDaemon, engine: PeerToPeer) -> None:
-    """All of ten thousand keys are listed, sorted."""
-    for number in range(10_000):
-        engine_daemon.values.store._values[b"s%05d" % number] = b"\x01", 0
+def test_many_keys_are_listed_in_pages(
+    engine_daemon: EngineDaemon, engine: PeerToPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, each once, text first; also where the last page is full."""
+    monkeypatch.setattr(engine_service, "KEYS_OF_A_PAGE", 100)
+    for count in (100, 150, 200):
+        for number in range(count):
+            engine_daemon.values.store._values[b"b%03d" % number] = b"\x01", 0
+            engine_daemon.values.store._values[b"s%03d" % number] = b"\x01", 0
 
-    assert engine.keys() == [f"{number:05d}" for number in range(10_000)]
+        text = [f"{number:03d}" for number in range(count)]
+        assert engine.keys() == [*text, *(key.encode() for key in text)]
 
 
 def test_a_program_runs_to_its_end(engine_daemon: EngineDaemon, engine: PeerToPeer) -> None:
