@@ -54,7 +54,7 @@ def _greet(turns: Turns, connection: DaemonConnection, start: Start) -> str:
     connection.send(Hello(hello))
     memory, descriptors = connection.receive_memory()
     shared, delta, *leaders = map_vectors(descriptors, memory.total)
-    turns.use(shared, delta)
+    turns.entry.use(shared, delta)
     turns.devices.follow(tuple(leaders))
     if memory.initialise:
         with turns.loads.exchanging():

@@ -111,7 +111,7 @@ class TaskRunner:
 
     def use(self, vector: Vector, delta: Vector) -> None:
         """The buffers that a daemon would share, both `float32[total]`."""
-        self._turns.use(vector, delta)
+        self._turns.entry.use(vector, delta)
 
     def follow(self, leaders: tuple[Vector, ...]) -> None:
         """The values to which turns may pull the model (`training.trainer.device_turns`)."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from p2pnode.training.trainer.connection import (
@@ -38,7 +37,7 @@ from p2pnode.training.trainer.state.rank_states import RankStates
 from p2pnode.training.trainer.state.script_state import ScriptState
 from p2pnode.training.trainer.state.snapshot import CannotWrite
 from p2pnode.training.trainer_link import messages
-from p2pnode.training.trainer_link.interface import Evaluation, StepReport, TrainerFailed, Vector
+from p2pnode.training.trainer_link.interface import Evaluation, StepReport, TrainerFailed
 from p2pnode.training.trainer_link.messages import StepAnswer
 
 #: Rank 0 contacts waiting ranks this often, so that no collective times out during a long barrier.
@@ -46,9 +45,6 @@ RANKS_WAIT_S = 30.0
 
 #: Several ranks look so often in a turn whether shared values have come.
 LOOKS = 5
-
-#: The manifest compares the layouts of scripts, not the names of their files.
-SCRIPT = "attached"
 
 _NOT_STARTED = messages.Start("", "", {}, "cpu", 0, 0, 0, 0)
 
@@ -66,7 +62,7 @@ class Turns:
         warnings: ScriptWarnings,
         *,
         include_frozen: bool = False,
-        task: str = SCRIPT,
+        task: str = "attached",  # the manifest compares the layouts of scripts, not the names of their files
         version: str = "",
         evaluate: Callable[[int], Evaluation | None] | None = None,
     ) -> None:
@@ -76,7 +72,6 @@ class Turns:
         self.step_number = self.samples_seen = self.node_index = self.local_steps = self.turn_steps = 0
         self.workers, self.is_first = 1.0, False
         self.start, self.device = _NOT_STARTED, "cpu"
-        self.given = given
         self.warn = warnings
         self.connection = connection
         self.ranks = ranks
@@ -87,13 +82,9 @@ class Turns:
         self._agreement = RankAgreement(vector.parameters if ranks.count > 1 else [])
         has_own_copies = given.on_load is not None
         self._contract = ModelContract(model, vector, given.optimizers, warnings, own_copies=has_own_copies)
-        self.loads = WeightLoads(vector, given.optimizers, given.on_load)
-        self._count = StepCount(given.optimizers, vector.tensors, warnings)
         self.describer = ModelDescriber(model, vector, warnings)
         self.data = SharedData(ranks, connection, warnings)
-        self.script_state = ScriptState(given, vector.unshared, self.data, self.loads, warnings)
-        self._vector: Vector = np.zeros(0, np.float32)
-        self._delta: Vector = np.zeros(0, np.float32)
+        self._follow(given)
         self._turn = 0
         self.entry = ValueEntry(vector, ranks)
         self.devices = DeviceTurns(vector, connection)
@@ -109,11 +100,6 @@ class Turns:
             with self.raising_lost():
                 self.next_turn()
         return self._is_done
-
-    @property
-    def known_step(self) -> int:
-        """The step whose shared values the model has, or began with."""
-        return self.step_number if self.done else self.devices.known_step or self.entry.known_step
 
     @contextlib.contextmanager
     def raising_lost(self) -> Iterator[None]:
@@ -183,26 +169,24 @@ class Turns:
 
     def take(self, given: ScriptArguments) -> None:
         """The script has attached once more, perhaps with other optimisers. Raises `TrainerFailed`."""
-        vector = self.model_vector
         self._contract.take(given.optimizers, own_copies=given.on_load is not None)
-        self.loads = WeightLoads(vector, given.optimizers, given.on_load)
         self._count.forget()
-        self._count = StepCount(given.optimizers, vector.tensors, self.warn)
-        self.given = given
         self.data.begin_anew()
-        self.script_state = ScriptState(given, vector.unshared, self.data, self.loads, self.warn)
+        self._follow(given)
         self._seek((self.step_number - 1) * self.local_steps + self.devices.done + self.turn_steps)
+
+    def _follow(self, given: ScriptArguments) -> None:
+        vector = self.model_vector
+        self.given = given
+        self.loads = WeightLoads(vector, given.optimizers, given.on_load)
+        self._count = StepCount(given.optimizers, vector.tensors, self.warn)
+        self.script_state = ScriptState(given, vector.unshared, self.data, self.loads, self.warn)
 
     # --- opening ------------------------------------------------------------------------------------------------
 
     def restore(self, saved: dict[str, Any], path: Path) -> None:
         """Take over the script's state that the file `path` has. Raises `TrainerFailed`."""
         self.samples_seen = self.script_state.restore(saved, path, self.start.local_steps)
-
-    def use(self, vector: Vector, delta: Vector) -> None:
-        """The buffers that are shared with the daemon, `float32[total]`."""
-        self._vector, self._delta = vector, delta
-        self.entry.use(vector, delta)
 
     def begin_anew(self) -> None:
         """The next turn, or evaluation, loads the vector: what was trained since the last delta is gone."""
@@ -230,7 +214,7 @@ class Turns:
         if turn is None or not self._has_loaded or self.devices.asks:
             with self.loads.load(ends=turn is None):
                 if self.ranks.is_first:
-                    self.devices.load(self._vector, self._delta)
+                    self.devices.load(self.entry.vector, self.entry.delta)
                 self.ranks.share_weights(self.model_vector)
         self._count.loaded()
         if turn is None:
@@ -284,7 +268,7 @@ class Turns:
                     self.ranks.signal(Signal.VALUES)
                     self.apply(message)
                 case messages.Merge(turn, merge):
-                    connection.send(messages.Merged(turn, self.devices.merge(merge, self._delta)))
+                    connection.send(messages.Merged(turn, self.devices.merge(merge, self.entry.delta)))
                 case messages.Evaluate(turn, step):
                     connection.send(messages.Evaluated(turn, self.evaluation(step)))
                 case messages.Save(turn, path):
@@ -301,7 +285,7 @@ class Turns:
             return None
         if not self._has_loaded or self.devices.asks:
             with self.loads.load():
-                self.model_vector.load(self._vector)
+                self.model_vector.load(self.entry.vector)
         with self.loads.shared(lambda: True):
             return self.evaluate(step)
 
@@ -392,7 +376,7 @@ class Turns:
         """On all ranks: take the delta, unless the exchange of the last one has not ended. Returns whether it is finite
         and whether there is one."""
         if self.devices.asks:
-            return self.devices.report(self._delta), True
+            return self.devices.report(self.entry.delta), True
         self._apply_all()
         return self.entry.cut(self.loads)
 

@@ -33,8 +33,8 @@ class ValueEntry:
     def __init__(self, model_vector: ModelVector, ranks: Ranks | None = None) -> None:
         self._model_vector = model_vector
         self._ranks = ranks or Ranks(0, 1, "cpu")
-        self._vector: Vector = np.zeros(0, np.float32)
-        self._delta: Vector = np.zeros(0, np.float32)
+        self.vector: Vector = np.zeros(0, np.float32)
+        self.delta: Vector = np.zeros(0, np.float32)
         #: From a cut to the arrival of the values that contain it.
         self.is_exchanging = False
         #: Whether the last cut took nothing, because the last delta was being exchanged: all that was reported since
@@ -45,7 +45,7 @@ class ValueEntry:
 
     def use(self, vector: Vector, delta: Vector) -> None:
         """The buffers that rank 0 shares with the daemon, `float32[total]`."""
-        self._vector, self._delta = vector, delta
+        self.vector, self.delta = vector, delta
 
     def cut(self, loads: WeightLoads) -> tuple[bool, bool]:
         """Write the progress into `delta`, unless the exchange of the last one has not ended. Returns whether it is one
@@ -57,8 +57,8 @@ class ValueEntry:
         is_finite = True
         if self._ranks.is_first:
             with loads.exchanging():
-                self._model_vector.cut(self._delta)
-            is_finite = is_delta_in_range(self._delta)
+                self._model_vector.cut(self.delta)
+            is_finite = is_delta_in_range(self.delta)
         is_finite = bool(self._ranks.share_number(int(is_finite)))
         if not is_finite:
             with loads.load():
@@ -72,7 +72,7 @@ class ValueEntry:
         if code == _NONE:
             return False
         if code == _SENT:
-            self._model_vector.settle(self._share(self._delta))
+            self._model_vector.settle(self._share(self.delta))
             return True
         arrived = news if isinstance(news, ValuesArrived) else ValuesArrived(self.known_step)
         if code & _RETURNED:
@@ -80,15 +80,15 @@ class ValueEntry:
         # Only for the shared weights, so it takes no memory of the device.
         lacking = self._share(self._part(arrived.lacking)).cpu() if code & _LACKING else None
         with loads.load():
-            self._model_vector.enter(self._share(self._vector, arrived.held, arrived.lacking), lacking)
+            self._model_vector.enter(self._share(self.vector, arrived.held, arrived.lacking), lacking)
         self.is_exchanging, self.known_step = False, arrived.step
         return True
 
     def _part(self, ranges: Sequence[tuple[int, int]]) -> Vector:
         """The delta in these ranges, and zeros elsewhere."""
-        part = np.zeros_like(self._delta)
+        part = np.zeros_like(self.delta)
         for first, end in ranges:
-            part[first:end] = self._delta[first:end]
+            part[first:end] = self.delta[first:end]
         return part
 
     def _share(
@@ -104,7 +104,7 @@ class ValueEntry:
             for first, end in held:
                 found[first:end] = base[first:end]
             for first, end in lacking:
-                found[first:end] += torch.from_numpy(self._delta[first:end]).to(base.device)
+                found[first:end] += torch.from_numpy(self.delta[first:end]).to(base.device)
         return self._ranks.share_tensor(found)
 
 
