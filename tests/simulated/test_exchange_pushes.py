@@ -141,7 +141,7 @@ def test_under_bsp_a_step_waits_for_its_owners() -> None:
     async def scenario(world: World) -> None:
         member = bystander(world)
         with striking(world.rejected, "push", sender=member), pytest.raises(TimeoutError):
-            async with asyncio.timeout(100.0):
+            async with asyncio.timeout(20.0):
                 await exchange_of(member).push(1, 0, 1.0, ONES.copy())
         assert not exchange_of(member).is_apart
         assert await exchange_of(member).flush(BOUND_S) == 0

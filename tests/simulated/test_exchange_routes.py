@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -94,71 +95,81 @@ def test_a_hole_between_owner_and_backup_costs_no_delta() -> None:
     simulate(scenario, nodes=5, shards=1)
 
 
-async def relayed(
-    relay: Member, sender: Member, target: Contact, name: str, genesis: bytes = GENESIS, message: object = ASK
-) -> tuple[bytes, list[bytes]]:
-    """A request of `sender` that `relay` is asked to pass on; the body of its answer."""
-    exchange = exchange_of(sender)
-    assert sender.overlay is not None
-    payload = genesis + encode(message)  # type: ignore[arg-type]
-    async with exchange.rpc._indirect.request(relay.contact, target, name, payload, (), 2.0) as answer:
-        return answer.head, [bytes(buffer) async for buffer in answer.body]
+async def relayed(relay: Member, sender: Member, target: Member, name: str, message: Any = ASK) -> tuple[bytes, int]:
+    """A request of `sender` by way of `relay`, as after a search: the head of the answer, and the size of its body."""
+    exchange, node = exchange_of(sender), target.contact.node_id
+    exchange.view.score.failed(target.contact, "did not answer")
+    exchange.view.score.looked_for(node, relay.contact.node_id)
+    async with exchange.rpc.question(target.contact, name, message, 2.0) as answer:
+        return answer.head, sum([len(buffer) async for buffer in answer.body])
 
 
 def test_a_relay_passes_a_request_on_as_its_senders_own_and_its_failures_are_those_of_the_receiver() -> None:
-    """Both bodies arrive. A rejection is an answer of the receiver. A relay that is not reached is named."""
+    """Both bodies arrive. A rejection is an answer of the receiver. A relay that fails is used no more, and one that is
+    not reached is named; a request ends with its relay."""
 
     async def scenario(world: World) -> None:
-        sender, relay, target = world.running()[:3]
-        head, _ = await relayed(relay, sender, target.contact, "where_is")
-        assert len(decode(head, LocateOwnersAnswer).known) == 2
-        owning = owner(world)
-        via = next(one for one in world.running() if one not in (owning, sender))
-        head, body = await relayed(via, sender, owning.contact, "pull", message=PULL)
+        target = owner(world)
+        sender, relay = [one for one in world.running() if one is not target][:2]
+        score = exchange_of(sender).view.score
+        seen: list[tuple[str, str, str]] = []
+        world.observers.append(lambda source, to, name, _payload: seen.append((source, to, name)))
+        head, size = await relayed(relay, sender, target, "pull", PULL)
         assert [one.status for one in decode(head, PullAnswer).results] == ["value"]
-        assert sum(map(len, body)) > 16
+        assert size > 16
+        assert (sender.name, relay.name, "indirect") in seen
+        assert (sender.name, target.name, "pull") not in seen
 
         with pytest.raises(TransportError) as caught:
-            await relayed(relay, sender, target.contact, "no_such")
+            await relayed(relay, sender, target, "no_such")
         assert caught.value.is_not_served
-        with pytest.raises(TransportError, match="another swarm"):
-            await relayed(relay, sender, target.contact, "where_is", genesis=b"other" * 4)
+        assert score.relay(target.contact.node_id) == relay.contact.node_id
+        waiting = asyncio.ensure_future(relayed(relay, sender, target, "where_is"))
+        with striking(world.unanswered, "indirect"):
+            await asyncio.sleep(0.5)
+            exchange_of(sender).rpc.found_dead(relay.contact.node_id)
+            with pytest.raises(TransportError, match="was found dead"):
+                await waiting
         world.cut(relay.name, target.name)
         with pytest.raises(TransportError) as caught:
-            await relayed(relay, sender, target.contact, "where_is")
+            await relayed(relay, sender, target, "where_is")
         assert (caught.value.kind, caught.value.address) == ("timeout", target.contact.address)
+        assert score.relay(target.contact.node_id) == b""
         world.cut(sender.name, relay.name)
         with pytest.raises(TransportError, match=f"by way of {relay.contact.address}"):
-            await relayed(relay, sender, target.contact, "where_is")
+            await relayed(relay, sender, target, "where_is")
 
-    simulate(scenario, nodes=4)
+    simulate(scenario, nodes=4, shards=1)
 
 
 def test_an_answer_that_breaks_on_its_way_through_a_relay_never_looks_complete() -> None:
-    """And the request of nobody, or one that was passed on already, is refused: it cannot go in a circle."""
+    """And the request of nobody, of another swarm, or one that was passed on already is refused: it cannot go in a
+    circle."""
 
     async def scenario(world: World) -> None:
-        sender, relay, target = world.running()[0], world.running()[1], owner(world)
-        relay = next(one for one in world.running() if one not in (sender, target))
+        target = owner(world)
+        sender, relay = [one for one in world.running() if one is not target][:2]
         world.links = Links(torn=1.0)
         for _ in range(3):
             with pytest.raises(TransportError):
-                await relayed(relay, sender, target.contact, "pull", message=PULL)
+                await relayed(relay, sender, target, "pull", PULL)
         world.links = Links()
 
-        async def handled(message: Indirect | bytes) -> None:
+        async def refusal(payload: bytes) -> str:
             assert relay.overlay is not None
-            payload = message if isinstance(message, bytes) else encode(message)
-            await relay.overlay.handlers["indirect"](sender.contact, payload, chunks([]))
+            with pytest.raises(RequestRejected) as caught:
+                await relay.overlay.handlers["indirect"](sender.contact, payload, chunks([]))
+            return str(caught.value)
 
-        there, here = target.contact, relay.contact
-        passed = Indirect(there.node_id, *there.address, "where_is", 1000, b"", b"x" * 20, *sender.contact.address)
+        there, here, origin = target.contact, relay.contact, sender.contact
+        passed = Indirect(there.node_id, *there.address, "where_is", 1000, b"", b"x" * 20, *origin.address)
+        assert "passed on already" in await refusal(encode(passed))
         nobody = Indirect(here.node_id, *here.address, "x", 1, b"", b"", "?")
-        with pytest.raises(RequestRejected, match="passed on already"):
-            await handled(passed)
-        for bad in (b"", b"\x93nonsense", nobody):
-            with pytest.raises(RequestRejected, match="malformed Indirect"):
-                await handled(bad)
+        for bad in (b"", b"\x93nonsense", encode(nobody)):
+            assert "malformed Indirect" in await refusal(bad)
+        foreign = b"other" * 4 + encode(ASK)
+        inner = Indirect(here.node_id, *here.address, "where_is", 1000, foreign, origin.node_id, *origin.address)
+        assert "another swarm" in await refusal(encode(inner))
 
     simulate(scenario, nodes=4, shards=1, seed=6)
 
