@@ -17,6 +17,7 @@ from p2pnode.training.exchange.messages import decode
 from p2pnode.training.exchange.ownership_messages import HandOver, Learn, ShardList, TransferResult
 from p2pnode.training.exchange.peer_score import NONSENSE
 from p2pnode.training.exchange.recovery.failover import REPLICA_GRACE_S
+from p2pnode.training.exchange.recovery.rebalancing import Rebalancer
 from p2pnode.training.exchange.store.records import StoredState
 from p2pnode.training.exchange.terms import GENERATION, OwnerInfo, Term
 from p2pnode.training.shards.applied import Applied
@@ -476,8 +477,6 @@ def test_what_a_restart_has_lost_is_counted_by_the_steps_that_the_disks_show(fro
 
 def test_a_service_that_fails_is_reported_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes get their backups all the same; after the end of an exchange nothing of it runs."""
-    from p2pnode.training.exchange.recovery.rebalancing import Rebalancer
-
     tick, faults = Rebalancer.tick, [ValueError("a fault")] * 3
 
     async def failing(self: Rebalancer) -> None:
