@@ -275,7 +275,7 @@ def test_a_former_backup_asks_and_forgets() -> None:
         await until(world, lambda: not stale(world), within_s=2 * BOUND_S, what="no such copy, and no more moves")
         await until(world, lambda: logged(world), within_s=BOUND_S, what="everything in its place")
 
-    simulate(scenario, nodes=3, shards=8)
+    simulate(scenario, nodes=3, shards=8, owners=0, settle_s=6.0)
 
 
 def test_a_lesson_that_its_owner_gave_up_is_forgotten() -> None:

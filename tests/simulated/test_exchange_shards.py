@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2pnode.overlay.peers import Activity, Contact
+from p2pnode.overlay.peers import Activity
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.messages import decode
 from p2pnode.training.exchange.ownership_messages import HandOver, Learn, ShardList, TransferResult
@@ -22,7 +22,6 @@ from p2pnode.training.exchange.store.records import StoredState
 from p2pnode.training.exchange.terms import GENERATION, OwnerInfo, Term
 from p2pnode.training.shards.applied import Applied
 from tests.harness.environment.loop_turns import counted_turns
-from tests.harness.swarms.exchange_overlay import Overlay
 from tests.harness.swarms.exchange_story import (
     BOUND_S,
     ONES,
@@ -55,18 +54,7 @@ def requests_seen(world: World) -> list[tuple[str, str, str]]:
 
 def prefer(world: World, *members: Member) -> None:
     """These are the best candidates of all shards from now on, the first one before the second."""
-    first = [member.contact.node_id for member in members]
-
-    def preferring(overlay: Overlay) -> None:
-        async def candidates(key: bytes) -> list[Contact]:
-            found = await Overlay.candidates(overlay, key)
-            return sorted(found, key=lambda one: first.index(one.node_id) if one.node_id in first else len(first))
-
-        overlay.candidates = candidates  # type: ignore[method-assign]
-
-    for member in world.running():
-        assert member.overlay is not None
-        preferring(member.overlay)
+    world.prefer(range(world.manifest.shards), *(member.name for member in members))
 
 
 # -- placement --------------------------------------------------------------------------------------------------------
@@ -82,14 +70,15 @@ def test_copies_wait_until_the_joiners_have_the_vector_or_a_delta_comes(change: 
         for name in ("n1", "n2"):
             member = await world.start(name)
             assert member.overlay is not None
-            member.overlay.activity = Activity.JOINING if name == "n2" else Activity.READY
+            member.overlay.activity = Activity.JOINING
         await asyncio.sleep(5.0)
         assert not [name for *_, name in seen if name == "learn"]
         assert owned(world).backup is None
         if change == "ready":
-            assert world.members["n2"].overlay is not None
-            world.members["n2"].overlay.activity = Activity.READY
-            world.spread(world.members["n2"])
+            for member in world.running():
+                assert member.overlay is not None
+                member.overlay.activity = Activity.READY
+                world.spread(member)
         else:
             await push(world.members["n0"], 1)
         await until(world, lambda: logged(world), within_s=BOUND_S, what="a backup for each shard")
@@ -218,15 +207,16 @@ def test_a_move_that_fails_is_tried_again_and_no_delta_waits_for_ever(name: str,
     async def scenario(world: World) -> None:
         former, better = owner(world), bystander(world)
         await asyncio.sleep(4.0)
-        pushing = next(one for one in world.running() if one not in (former, better, backup(world)))
+        pushing, sent = next(one for one in world.running() if one not in (former, better, backup(world))), 0
         prefer(world, better, former)
         with striking(world.unanswered if is_lost else world.rejected, name):
             for step in range(1, 4):
-                await exchange_of(pushing).push(step, step - 1, 1.0, ONES.copy())
+                report = await exchange_of(pushing).push(step, step - 1, 1.0, ONES.copy())
+                sent += not report.returned
                 await asyncio.sleep(1.0)
         assert await exchange_of(pushing).flush(30.0) == 0
         await until(world, lambda: owner(world) is better and logged(world), within_s=40.0, what="the shard has moved")
-        assert value(world) == [3.0]
+        assert value(world) == [float(sent)]
         await until(world, lambda: paired(world), within_s=BOUND_S, what="a backup with the same bits")
         if not is_lost:
             assert events(world, "shard_move_failed")
@@ -371,16 +361,18 @@ def test_of_several_replicas_the_newest_goes_on_after_a_moment_for_a_backup_to_a
             exchange_of(one).begin_at(2)
         for member in pair:
             world.kill(member.name)
-        pushing = asyncio.ensure_future(exchange_of(others[0]).push(3, 2, 1.0, 10 * ONES))
+        # It is not the first candidate, and asks that one.
+        pushing = asyncio.ensure_future(exchange_of(others[1]).push(3, 2, 1.0, 10 * ONES))
         taken = await until(
             world, lambda: any(owner_is(world, one) for one in others), within_s=2 * BOUND_S, what="an owner"
         )
         assert taken >= REPLICA_GRACE_S
         assert owned(world).state.era_step >= 1
         await pushing
-        assert await exchange_of(others[0]).flush(BOUND_S) == 0
+        assert await exchange_of(others[1]).flush(BOUND_S) == 0
+        assert owner(world) is others[0]
         assert value(world) == [13.0]
-        report = await exchange_of(others[1]).push(1, 0, 1.0, ONES.copy())
+        report = await exchange_of(others[0]).push(1, 0, 1.0, ONES.copy())
         assert report.refused == {"before_era": 1}
         assert events(world, "shards_taken_over")[-1].fields["from_replica"] == 1
 
@@ -456,6 +448,7 @@ def test_what_a_restart_has_lost_is_counted_by_the_steps_that_the_disks_show(fro
         assert exchange_of(members[0]).counters.lost_in_restarts == (4 if from_disk else 0)
         (resumed,) = events(world, "swarm_resumed")
         assert (resumed.fields["nodes"], resumed.fields["expected"], resumed.level) == (3, 4, "warning")
+        assert resumed.fields["deltas_lost_by_shard"] == ({0: 4} if from_disk else {})
         owned_now = exchange_of(members[0]).store.owned[0]
         assert owned_now.term == Term(GENERATION, members[0].contact.node_id)
         # No node that starts again is refused a delta.
@@ -542,16 +535,17 @@ def test_an_absent_backup_and_a_slow_network_change_no_bit() -> None:
 
     async def scenario(world: World) -> None:
         world.links = Links(loss=0.15, duplicate=0.1, state_s=3.0)
-        pushing, step = bystander(world), 0
+        pushing, step, sent = bystander(world), 0, [0.0, 0.0]
         for _ in range(3):
             prefer(world, bystander(world), pushing)
             for _ in range(3):
                 step += 1
-                await exchange_of(pushing).push(step, step - 1, 1.0, ONES.copy())
+                report = await exchange_of(pushing).push(step, step - 1, 1.0, ONES.copy())
+                sent = [sum_of + (shard not in report.returned) for shard, sum_of in enumerate(sent)]
                 await asyncio.sleep(1.0)
         world.links = Links()
         assert await exchange_of(pushing).flush(30.0) == 0
         await until(world, lambda: logged(world) and paired(world), within_s=40.0, what="pairs with the same bits")
-        assert value(world) == [9.0, 9.0]
+        assert value(world) == sent
 
     simulate(scenario, nodes=5)

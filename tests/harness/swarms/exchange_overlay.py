@@ -180,9 +180,10 @@ class Overlay:
             known = (self._known(contact) for contact in self.world.distances.of(key))
             nearest = {contact.node_id: contact for contact in islice(filter(None, known), CLOSEST)}
             fit = [node for node in nearest if (self.eligible if node == self.node_id else self._fit(node))]
-            found = self._candidates[key] = [
-                nearest[node] for node in rank(key, fit, {node: self.capacity(node) for node in fit})
-            ]
+            ranked = rank(key, fit, {node: self.capacity(node) for node in fit})
+            if self.world.preferred:
+                ranked = sorted(ranked, key=lambda node: self.world.place(key, node))
+            found = self._candidates[key] = [nearest[node] for node in ranked]
         return found
 
     def _known(self, contact: Contact) -> Contact | None:

@@ -35,11 +35,15 @@ def simulate(
     shards: int = 2,
     values: int = VALUES,
     synchronous: bool = False,
-    settle_s: float = 6.0,
+    owners: int = 1,
+    settle_s: float = 3.0,
     **changes: float | str,
 ) -> World:
-    """A swarm that has settled, then the scenario; returns the world for a look at its records. A delta is added whole,
-    in float32, unless `changes` of the settings say otherwise."""
+    """A swarm that has settled, then the scenario; returns the world for a look at its records.
+
+    The first `owners` nodes own the shards in turn, and the next node backs each one up. With 0 the ids of the nodes
+    decide. A delta is added whole, in float32, unless `changes` of the settings say otherwise.
+    """
     print(f"seed {seed}")
     worlds = []
 
@@ -49,8 +53,14 @@ def simulate(
         world = World(seed, settings=settings, shards=shards, values=values, synchronous=synchronous)
         worlds.append(world)
         try:
-            for number in range(nodes):
-                await (join(world, f"n{number}") if number else world.start("n0", founder=True))
+            names = [f"n{number}" for number in range(nodes)]
+            for shard in range(shards) if owners and nodes else ():
+                first = shard % min(owners, nodes)
+                world.prefer([shard], *names[first:], *names[:first])
+            for number, name in enumerate(names):
+                await (join(world, name) if number else world.start(name, founder=True))
+            if owners and nodes:
+                await until(world, lambda: placed(world), within_s=60.0, what="each shard at its best candidates")
             await asyncio.sleep(settle_s)
             await scenario(world)
         finally:
@@ -130,11 +140,25 @@ def logged(world: World) -> bool:
     return paired and len(all_owned) == len(stores[0]) and not any(store.superseded for store in stores)
 
 
+def placed(world: World) -> bool:
+    """Whether the best candidate owns each shard, and the second one backs it up where there are backups."""
+    for shard, names in world.preferred.items():
+        holders = [one for one in world.running() if shard in exchange_of(one).store.owned]
+        if [one.name for one in holders] != names[:1] or owned(world, shard).moving or owned(world, shard).learner:
+            return False
+        copy = owned(world, shard).backup
+        if len(names) > 1 and world.settings.replicas and copy != world.members[names[1]].contact:
+            return False
+    return True
+
+
 def paired(world: World) -> bool:
     """Whether each backup has what its owner has, bit by bit."""
     for shard in range(world.manifest.shards):
-        copy = exchange_of(backup(world, shard)).store.backed[shard].state
-        state = owned(world, shard).state
+        if owned(world, shard).backup is None:
+            return False
+        backed = exchange_of(backup(world, shard)).store.backed.get(shard)
+        copy, state = None if backed is None else backed.state, owned(world, shard).state
         if copy is None or (copy.value.tobytes(), copy.known_count) != (state.value.tobytes(), state.known_count):
             return False
     return True

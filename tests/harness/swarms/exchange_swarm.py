@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,7 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.environment import Environment, Log
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import RequestRejected, TransportError
+from p2pnode.training.exchange.directory import shard_key
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.manifest import PROTOCOL, Manifest
 from p2pnode.training.settings import ExchangeSettings
@@ -105,6 +106,8 @@ class World:
         self.training = True
         #: Capacity classes that nodes have announced.
         self.capacities: dict[bytes, int] = {}
+        #: Of each shard the names of its best candidates, best first; the others follow by the distance of their ids.
+        self.preferred: dict[int, list[str]] = {}
         #: Ids of nodes that nobody can dial.
         self.hidden: dict[bytes, None] = {}
         #: How far apart the barrier lets nodes be; None: there is none.
@@ -267,6 +270,21 @@ class World:
         member.overlay.eligible = False
         member.overlay._candidates.clear()
         self.spread(member)
+
+    def prefer(self, shards: Iterable[int], *names: str) -> None:
+        """These are the best candidates of the shards from now on, the first one before the second."""
+        for shard in shards:
+            self.preferred[shard] = list(names)
+        for member in self.running():
+            assert member.overlay is not None
+            member.overlay._candidates.clear()
+
+    def place(self, key: bytes, node_id: bytes) -> int:
+        """How far behind a preferred candidate of a shard another one is."""
+        shard = next((shard for shard in self.preferred if shard_key(GENESIS, shard) == key), None)
+        names = [] if shard is None else self.preferred[shard]
+        member = self._by_id[node_id]
+        return names.index(member.name) if member.name in names else len(names)
 
     def announce(self, name: str, capacity: int) -> None:
         """A node announces another capacity class."""
