@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tests.unit.training.test_checkpoint import Lines
 
 from p2pnode.commands.files import newest_checkpoint
 from p2pnode.overlay.system import FolderDisk
@@ -24,6 +23,7 @@ from p2pnode.training.layout import shard_bounds
 from p2pnode.training.shards.state import last_steps
 from tests.harness.project.repository import ROOT
 from tests.process.harness.swarm_world import START_S, ProcessNode, until
+from tests.unit.training.files.test_checkpoint import Lines
 
 NODES = 3
 TOTAL, SHARDS = NODES * 64, 8

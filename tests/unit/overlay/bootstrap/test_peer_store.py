@@ -19,7 +19,7 @@ from p2pnode.overlay.bootstrap.peer_store import (
 from p2pnode.overlay.peers import Activity, Contact, Peer
 from tests.harness.environment.simulated import InlineExecutor, MemoryDisk, make_environment
 from tests.harness.environment.virtual_loop import run
-from tests.unit.training.test_checkpoint import Lines
+from tests.unit.training.files.test_checkpoint import Lines
 
 
 class WallClock:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterable
 import msgspec
 import numpy as np
 import pytest
-from tests.unit.training.test_checkpoint import Lines
 
 from p2pnode.overlay.transport import Buffer
 from p2pnode.training.encoding.frames import BadFrame, FrameReader
@@ -37,6 +36,7 @@ from p2pnode.training.shards.value_table import ValueTable
 from p2pnode.training.values.encoding import encode_key, encode_value
 from tests.harness.builders.stores import IDS, SUM, store_of, term, zeros
 from tests.harness.environment.simulated import InlineExecutor, MemoryDisk
+from tests.unit.training.files.test_checkpoint import Lines
 
 
 async def stream(buffers: Iterable[Buffer]) -> AsyncIterator[Buffer]:
