@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import p2pnode
-from p2pnode.lifecycle import engine_service
 from p2pnode.overlay.peers import Activity
+from p2pnode.training.engines import script_service
 from p2pnode.training.engines.link import NoNode
 from p2pnode.training.engines.peer import PeerToPeer
 from p2pnode.training.engines.program import NoSuchValue, VerbFailed
@@ -94,7 +94,7 @@ def test_many_keys_are_listed_in_pages(
     engine_daemon: EngineDaemon, engine: PeerToPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them, each once, text first; also where the last page is full."""
-    monkeypatch.setattr(engine_service, "KEYS_OF_A_PAGE", 100)
+    monkeypatch.setattr(script_service, "KEYS_OF_A_PAGE", 100)
     for count in (100, 150, 200):
         for number in range(count):
             engine_daemon.values.store._values[b"b%03d" % number] = b"\x01", 0
