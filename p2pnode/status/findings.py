@@ -63,6 +63,14 @@ NAMED_VERSIONS = 2
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
 
 
+def warning(what: str, do: str) -> Finding:
+    return Finding(level="warning", what=what, do=do)
+
+
+def error(what: str, do: str) -> Finding:
+    return Finding(level="error", what=what, do=do)
+
+
 def line_findings(status: LineStatus, choice: CodecChoice | None) -> list[Finding]:
     """That the line carries less than a step sends, and what to do; nothing where it carries all."""
     needed, carried = status.needed_bytes_per_step, status.carried_bytes_per_step
@@ -72,7 +80,7 @@ def line_findings(status: LineStatus, choice: CodecChoice | None) -> list[Findin
     advice = ["raise training.local_steps on all nodes"]
     if not choice.is_automatic and choice.codec != CHOICES[-1]:
         advice.insert(0, f'set exchange.codec = "{CHOICES[-1]}"')
-    return [Finding(level="warning", what=what, do="; or ".join(advice))]
+    return [warning(what, "; or ".join(advice))]
 
 
 def _megabytes(size_bytes: float) -> str:
@@ -119,13 +127,8 @@ def tracker_findings(name: str, problem: str, lost: int) -> list[Finding]:
     """A warning while there is a problem. `name` is the setting, `lost` counts the records that are missing there."""
     if not problem:
         return []
-    return [
-        Finding(
-            level="warning",
-            what=f"training.tracker = {name} fails: {problem}; {lost} records are missing there, training goes on",
-            do="correct it: the next try is within a minute; or leave training.tracker empty",
-        )
-    ]
+    what = f"training.tracker = {name} fails: {problem}; {lost} records are missing there, training goes on"
+    return [warning(what, "correct it: the next try is within a minute; or leave training.tracker empty")]
 
 
 def dispatch_findings(
@@ -136,53 +139,40 @@ def dispatch_findings(
         return []
     found = []
     if records is not None and records.refused is not None:
-        what, do = records.refused
-        found.append(Finding(level="error", what=what, do=do))
+        found.append(error(*records.refused))
     waited_s = status.unanswered_seconds
     if records is not None and records.trouble is not None and waited_s is not None and waited_s >= TROUBLE_S:
-        found.append(
-            Finding(
-                level="error",
-                what=f"no master of the records has answered for {waited_s:.0f} s: {records.trouble.reason}",
-                do='see whether a node with node.role = "master" or dispatch.serve = true runs, and its log; training '
-                "goes on by itself when one serves",
-            )
+        what = f"no master of the records has answered for {waited_s:.0f} s: {records.trouble.reason}"
+        do = (
+            'see whether a node with node.role = "master" or dispatch.serve = true runs, and its log; training goes on '
+            "by itself when one serves"
         )
+        found.append(error(what, do))
     if master is not None and master.serves_since is None and master.reason:
-        found.append(
-            Finding(
-                level="warning",
-                what=f"this node is a master and does not serve: {master.reason}",
-                do="a master on etcd stands by while another serves; otherwise see dispatch.store",
-            )
-        )
+        what = f"this node is a master and does not serve: {master.reason}"
+        found.append(warning(what, "a master on etcd stands by while another serves; otherwise see dispatch.store"))
     if status.discarded:
-        found.append(
-            Finding(
-                level="error",
-                what=f"{status.discarded} tasks were discarded: their records are left out of a pass",
-                do="see dispatch_task_discarded in the master's log; `p2pnode records check` looks at the files",
-            )
-        )
+        what = f"{status.discarded} tasks were discarded: their records are left out of a pass"
+        do = "see dispatch_task_discarded in the master's log; `p2pnode records check` looks at the files"
+        found.append(error(what, do))
     return found
+
+
+#: What is said of a trainer in a state that needs attention.
+_DEVICE_STATES = {
+    "failed": "has failed and is given up",
+    "crashed": "has failed and is restarted",
+    "hung": "makes no progress",
+}
 
 
 def device_findings(devices: list[DeviceStatus]) -> list[Finding]:
     """Trainers that do not train while others of the node do."""
     found = []
     for one in devices:
-        if one.state in ("failed", "crashed", "hung"):
-            what = {
-                "failed": "has failed and is given up",
-                "crashed": "has failed and is restarted",
-                "hung": "makes no progress",
-            }[one.state]
+        if (said := _DEVICE_STATES.get(one.state)) is not None:
             log = "trainer.log" if one.index == 0 else f"devices/{one.index}/trainer.log"
-            found.append(
-                Finding(
-                    level="warning",
-                    what=f"the trainer on device {one.index} ({one.device}) {what}; the others of this node go on",
-                    do=f"see device_dropped and device_given_up in the log, and {log} in the state directory",
-                )
-            )
+            what = f"the trainer on device {one.index} ({one.device}) {said}; the others of this node go on"
+            do = f"see device_dropped and device_given_up in the log, and {log} in the state directory"
+            found.append(warning(what, do))
     return found

@@ -17,9 +17,11 @@ from p2pnode.overlay.report import OverlayReport
 from p2pnode.status.findings import (
     device_findings,
     dispatch_findings,
+    error,
     line_findings,
     refusal_findings,
     version_findings,
+    warning,
 )
 from p2pnode.status.schema import DispatchStatus, Finding, LineStatus, LostPeer
 from p2pnode.status.sections import device_status
@@ -55,7 +57,7 @@ def findings(
     lost: Sequence[LostPeer],
 ) -> list[Finding]:
     """What needs attention now."""
-    found = [_warning(advice.what, advice.do) for advice in warnings_for(node.config)]
+    found = [warning(advice.what, advice.do) for advice in warnings_for(node.config)]
     found += _joining(node)
     found += _apart(node, lost) or _alone(node, lost)
     found += _unreached(overlay, node.overlay.address.port, meant=node.config.node.client_only)
@@ -63,20 +65,20 @@ def findings(
         hang_s = node.config.training.hang_s
         what = f"the trainer makes no progress: silent for longer than training.hang_s = {hang_s:g}, or failing"
         do = "see trainer.log in the state directory; in a long pass call swarm.alive() or use swarm.busy()"
-        found.append(Finding(level="error", what=what, do=do))
-    found += [_warning(what, do) for what, do in [*node.trainer.findings, *node.data.warnings()]]
+        found.append(error(what, do))
+    found += [warning(what, do) for what, do in [*node.trainer.findings, *node.data.warnings()]]
     found += dispatch_findings(dispatch, *node.dispatch.facts())
     found += device_findings(device_status(node.trainer))
     found += _exchange(node, line)
     if node.loop is not None and (missing := node.loop.missing_evaluations()):
-        found.append(_warning(missing, "call swarm.evaluate with that metric, or leave training.until empty"))
-    found += [_warning(what, do) for what, do in refusal_findings(node.progress.refusals)]
+        found.append(warning(missing, "call swarm.evaluate with that metric, or leave training.until empty"))
+    found += [warning(what, do) for what, do in refusal_findings(node.progress.refusals)]
     found += _same_data(node)
     found += _few_changes(node)
     found += version_findings(__version__, (peer.version for peer in node.overlay.members() if peer.version))
     waiting = node.gate.waiting
     if waiting is not None and node.environment.clock.monotonic() - waiting.since > LONG_WAIT_S:
-        found.append(_warning(f"waiting for {short(waiting.slowest)}", "see /peers"))
+        found.append(warning(f"waiting for {short(waiting.slowest)}", "see /peers"))
     return found
 
 
@@ -99,13 +101,13 @@ def _joining(node: Node) -> list[Finding]:
     found, is_member = [], node.exchange is not None
     if node.phase == "joining" or _is_apart(node) or not (node.overlay.peers or node.phase in ENDING):
         found = [
-            _warning(
+            warning(
                 f"bootstrap {address}: {reason}", NEW_SWARM if is_member and OTHER in reason else what_to_do(reason)
             )
             for address, reason in node.overlay.attempts.items()
         ]
     if node.waits_for_swarm:
-        found.append(_warning(f"no member of run {node.config.swarm.run} answers; this node waits", WAITING_HINT))
+        found.append(warning(f"no member of run {node.config.swarm.run} answers; this node waits", WAITING_HINT))
     return found
 
 
@@ -126,7 +128,7 @@ def _apart(node: Node, lost: Sequence[LostPeer]) -> list[Finding]:
         "waits" if waits or client.apart_since is None else f"trains by itself since step {client.apart_since[1]}"
     )
     return [
-        _warning(
+        warning(
             f"no node that can own shards is in reach for {_ago(since_s)}{named}; this node {meanwhile}", OWNER_LOST
         )
     ]
@@ -138,7 +140,7 @@ def _alone(node: Node, lost: Sequence[LostPeer]) -> list[Finding]:
     if node.overlay.peers or not dead or node.phase in ENDING:
         return []
     return [
-        _warning(
+        warning(
             f"no peer is left: {last_loss(dead)} ({dead[0].reason or 'no answer'})",
             "this node trains on and dials them every few seconds; see that they run, and this machine's network",
         )
@@ -158,11 +160,11 @@ def _exchange(node: Node, line: LineStatus | None) -> list[Finding]:
         waits = waits_for(outbox.obstacles, node.environment.clock.monotonic())
         why = waits and f": {waits}"
         what = f"deltas of {count} steps wait for their owners, one for {longest_s:.0f} s{why}"
-        found.append(_warning(what, "they are sent again by themselves; see whether /peers lists a suspect"))
+        found.append(warning(what, "they are sent again by themselves; see whether /peers lists a suspect"))
     found += _counts(node, exchange)
     if resigned := exchange.counters.resigned_shards:
         what = f"{resigned} shards of this node had values that no training makes, and were left to their backups"
-        found.append(Finding(level="error", what=what, do="look at this machine's memory and disk"))
+        found.append(error(what, "look at this machine's memory and disk"))
     return found
 
 
@@ -184,13 +186,13 @@ def _unserved(node: Node) -> list[Finding]:
     if waits := waits_for(exchange.pull_client.obstacles, now_s):
         what = f"shards do not come: {waits}"
         do = "other members are asked too; see that the owner runs, and both firewalls, networks and clocks"
-        found.append(_warning(what, do))
+        found.append(warning(what, do))
     owners = {known.owner.node_id for known in exchange.store.ownership.known_owners.values()}
     for member, route in exchange.view.score.unreached().items():
         if member in owners and route.relay and now_s - route.since_s >= LONG_WAIT_S:
             what = f"{short(member)} at {route.address} is reached only by way of {short(route.relay)}: {route.reason}"
             do = "training goes on; see both firewalls, networks and clocks, for the detour costs a line twice as much"
-            found.append(_warning(what, do))
+            found.append(warning(what, do))
     return found
 
 
@@ -207,7 +209,7 @@ def _counts(node: Node, exchange: Exchange) -> list[Finding]:
         "owners weigh deltas by the larger count; what scripts divide by swarm.workers is wrong where it is smaller: "
         "see in /peers of both whom one does not know, and let it reach a member that does"
     )
-    return [_warning(what, do)]
+    return [warning(what, do)]
 
 
 def _same_data(node: Node) -> list[Finding]:
@@ -218,7 +220,7 @@ def _same_data(node: Node) -> list[Finding]:
     if not same:
         return []
     others = f" and {len(same) - 1} more" if len(same) > 1 else ""
-    return [_warning(f"this node and {short(same[0])}{others} train on exactly the same data", ADVICE)]
+    return [warning(f"this node and {short(same[0])}{others} train on exactly the same data", ADVICE)]
 
 
 def _few_changes(node: Node) -> list[Finding]:
@@ -230,7 +232,7 @@ def _few_changes(node: Node) -> list[Finding]:
     named = "" if rate is None else f" at a learning rate of {rate:.3g}"
     what = f"about {changes.share:.0%} of the {changes.dtype} weights change in a step{named}: the rest is rounded away"
     do = 'keep the weights in float32 and train under autocast (bf16=True, precision="bf16-mixed"); or raise the rate'
-    return [_warning(what, do)]
+    return [warning(what, do)]
 
 
 def _unreached(overlay: OverlayReport, port: int, *, meant: bool) -> list[Finding]:
@@ -241,20 +243,16 @@ def _unreached(overlay: OverlayReport, port: int, *, meant: bool) -> list[Findin
     if not reachable.reason:  # not known yet
         if mapping is None or not mapping.reason:
             return []
-        return [_warning(f"no port was opened in the router: {mapping.reason}", "see the log")]
+        return [warning(f"no port was opened in the router: {mapping.reason}", "see the log")]
     what = f"your port {port} cannot be reached from outside: {reachable.reason}."
     if mapping is None:
         second = 'set node.nat = "auto", if your router supports UPnP'
     else:
         second = f"allow UPnP in your router ({mapping.reason or 'it has opened ' + mapping.address})"
     return [
-        _warning(
+        warning(
             f"{what} This node trains and receives updates, but owns no shards",
             f"one of three things: (1) forward UDP and TCP {port} to this machine in your router and its firewall; "
             f"(2) {second}; (3) leave it so, and set node.client_only = true",
         )
     ]
-
-
-def _warning(what: str, do: str) -> Finding:
-    return Finding(level="warning", what=what, do=do)
