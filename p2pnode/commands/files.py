@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from p2pnode.commands.options import ConfigOption, JsonOption, Place, SetOption, StateDirOption, loaded, takes
+from p2pnode.commands.options import JsonOption, Place, takes
 from p2pnode.commands.output import print_answer
 from p2pnode.config.rules import check_start, warnings_for
 from p2pnode.config.settings import KEYS, Config
@@ -68,9 +68,10 @@ def config_default(as_json: JsonOption = False) -> int:
 
 
 @config_app.command("check")
-def config_check(config: ConfigOption = None, settings: SetOption = None, as_json: JsonOption = False) -> int:
+@takes(Place)
+def config_check(place: Place, as_json: JsonOption = False) -> int:
     """Check the configuration without starting anything; exit code 4 if it cannot work."""
-    found = loaded(config, settings, {})
+    found = place.loaded()
     for problem in check_start(found.config):
         raise UserError(problem.what, problem.do, ExitCode.CONFIGURATION)
     warnings = warnings_for(found.config)
@@ -80,10 +81,10 @@ def config_check(config: ConfigOption = None, settings: SetOption = None, as_jso
     return print_answer("the configuration is valid", answer, as_json=as_json)
 
 
+@takes(Place)
 def export(
+    place: Place,
     path: Annotated[Path, typer.Argument(help="File to write: .safetensors, or .pt for a plain state_dict.")],
-    state_dir: StateDirOption = None,
-    config: ConfigOption = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> int:
@@ -94,8 +95,7 @@ def export(
     if path.suffix not in (".safetensors", ".pt", ".pth"):
         hint = "end it in .safetensors or .pt"
         raise UserError(f"{path} does not end in a known format", hint, ExitCode.USAGE)
-    folder = loaded(config, None, {"node.state_dir": ("--state-dir", state_dir)}).config.state_folder
-    folder, step, vector = newest_checkpoint(folder)
+    folder, step, vector = newest_checkpoint(place.loaded().config.state_folder)
     from p2pnode.training.files.model_file import BadModelFile  # here: numpy is not needed by the other commands
 
     try:
