@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
@@ -42,22 +41,25 @@ READ_AGAIN_S = 0.002
 ATTEMPTS = 3
 
 
-class _Saving(NamedTuple):
-    """The first part of a checkpoint. `task` ends when the trainer's own state is saved, or cannot be."""
+@dataclass(slots=True)
+class _Checkpoint:
+    """One that is being written. `saving` ends when the trainer's own state is saved, or cannot be; `state` and
+    `reading` are there when the delta before it is counted."""
 
     folder: str
     began_s: float
-    task: asyncio.Task[None]
-    #: When the trainer was free for its next order; empty until then.
-    copied_s: list[float]
+    saving: asyncio.Task[None] | None = None
+    #: When the trainer was free for its next order.
+    copied_s: float | None = None
+    state: CheckpointState | None = None
+    reading: ReplicaReading | None = None
 
-
-class _Begun(NamedTuple):
-    """A checkpoint that is being written."""
-
-    saving: _Saving
-    state: CheckpointState
-    reading: ReplicaReading
+    async def give_up(self) -> None:
+        if self.reading is not None:
+            self.reading.close()
+        if self.saving is not None:
+            self.saving.cancel()
+            await asyncio.gather(self.saving, return_exceptions=True)
 
 
 @dataclass(slots=True)
@@ -87,39 +89,30 @@ def _counted(slices: Iterable[Vector], work: _Work | None) -> Iterator[Vector]:
             work.done += values.nbytes
 
 
+@dataclass(eq=False)
 class CheckpointWriter:
     """Writes the checkpoints of a node that has the vector. `on_saved` gets the path of the trainer's state file after
     each successful save. `trainer_state` is that of the checkpoint the node started from, below its state directory.
     Without a `trainer` there is no such state: a script with an engine keeps its own."""
 
-    def __init__(
-        self,
-        config: Config,
-        exchange: Exchange,
-        manifest: Manifest,
-        trainer: Trainer | None,
-        progress: Progress,
-        environment: NodeEnvironment,
-        *,
-        on_saved: Callable[[str], None],
-        trainer_state: str = "",
-    ) -> None:
-        self._config = config
-        self._exchange = exchange
-        self._manifest = manifest
-        self._trainer = trainer
-        self._progress = progress
-        self._clock = environment.clock
-        self._disk = environment.disk
-        self._executor = environment.executor
-        self._log = environment.log
-        self._state_path = environment.state_path
-        self._on_saved = on_saved
-        self._trainer_state = trainer_state
-        self._ended_s = environment.clock.monotonic()
-        self._writing: asyncio.Task[None] | None = None
-        self._last: _Begun | None = None
-        self._work: _Work | None = None
+    config: Config
+    exchange: Exchange
+    manifest: Manifest
+    trainer: Trainer | None
+    progress: Progress
+    environment: NodeEnvironment
+    on_saved: Callable[[str], None]
+    trainer_state: str = ""
+    _writing: asyncio.Task[None] | None = None
+    _last: _Checkpoint | None = None
+    _work: _Work | None = None
+
+    def __post_init__(self) -> None:
+        self._clock = self.environment.clock
+        self._disk = self.environment.disk
+        self._executor = self.environment.executor
+        self._log = self.environment.log
+        self._ended_s = self._clock.monotonic()
 
     @property
     def last_written(self) -> tuple[int, int, float] | None:
@@ -133,23 +126,23 @@ class CheckpointWriter:
 
         The trainer has just handed over a delta, and copies its own state before it trains on. `counted` waits until
         that delta is in the shared values, which are read then: a restart neither loses nor repeats training."""
-        period_s = self._config.training.checkpoint_s
+        period_s = self.config.training.checkpoint_s
         if not period_s or self._clock.monotonic() - self._ended_s < period_s:
             return
         if self._writing is None or self._writing.done():
-            saving = await self._begin_saving(trainer_s=None)
-            if saving is not None:
-                self._writing = asyncio.create_task(self._write(saving, counted), name="checkpoint")
+            begun = await self._begin(trainer_s=None)
+            if begun is not None:
+                self._writing = asyncio.create_task(self._write(begun, counted), name="checkpoint")
 
     async def begin_last(self, trainer_s: float) -> None:
         """Begin the last checkpoint; the trainer has `trainer_s` to copy its state, while the node leaves."""
-        if not self._config.training.checkpoint_s:
+        if not self.config.training.checkpoint_s:
             return
         await self.stop()
-        saving = await self._begin_saving(trainer_s=trainer_s)
-        if saving is not None:
-            self._last = begun = self._begin_reading(saving)
-            self._work = _Work(saving.began_s, VALUE_BYTES * self._manifest.layout.total)
+        begun = await self._begin(trainer_s=trainer_s)
+        if begun is not None:
+            self._last = begun
+            self._work = _Work(begun.began_s, VALUE_BYTES * self.manifest.layout.total)
             self._writing = asyncio.create_task(self._write_vector(begun), name="last-checkpoint")
 
     async def finish_last(self) -> None:
@@ -163,15 +156,15 @@ class CheckpointWriter:
             self._writing.result()
             await self._finish(begun, LAST_FILE_S)
         except OSError as error:
-            self._not_written(begun.state.step, error)
+            self._not_written(self.progress.step, error)
         finally:
             self._work = None
-            await self._abandon(begun)
+            await begun.give_up()
 
     async def stop(self) -> None:
         """Give up the checkpoint that is being written, if there is one; the one before it stays."""
         if self._last is not None:
-            await self._abandon(self._last)
+            await self._last.give_up()
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
@@ -179,94 +172,83 @@ class CheckpointWriter:
 
     # -- one checkpoint -----------------------------------------------------------------------------------------
 
-    async def _begin_saving(self, trainer_s: float | None) -> _Saving | None:
+    async def _begin(self, trainer_s: float | None) -> _Checkpoint | None:
         """What the next step must not change; the step waits for this. None if the disk cannot be read."""
-        began_s, progress = self._clock.monotonic(), self._progress
+        began_s, progress = self._clock.monotonic(), self.progress
         try:
             folder = await self._executor.run(checkpoint.new_folder, self._disk, progress.step)
         except OSError as error:
             self._not_written(progress.step, error)
             return None
-        copied_s: list[float] = []
-        saving = asyncio.create_task(self._save_trainer(folder, trainer_s, copied_s), name="save-trainer")
+        begun = _Checkpoint(folder, began_s)
+        begun.saving = asyncio.create_task(self._save_trainer(begun, trainer_s), name="save-trainer")
         await asyncio.sleep(0)  # the order to save reaches the trainer before that of the next step
-        return _Saving(folder, began_s, saving, copied_s)
+        return begun
 
-    def _begin_reading(self, saving: _Saving) -> _Begun:
-        progress = self._progress
-        state = CheckpointState(
-            run=self._config.swarm.run,
-            genesis=self._manifest.genesis,
-            layout_digest=self._manifest.layout.digest(),
-            step=progress.step,
-            samples=progress.samples,
-            optimizer_steps=progress.optimizer_steps,
-            marks=[],
-        )
-        reading = self._exchange.reading(partial(time.sleep, READ_AGAIN_S))
-        return _Begun(saving, state, reading)
-
-    async def _write(self, saving: _Saving, counted: Callable[[], Awaitable[object]]) -> None:
-        begun = None
+    async def _write(self, begun: _Checkpoint, counted: Callable[[], Awaitable[object]]) -> None:
         try:
             await counted()
-            begun = self._begin_reading(saving)
             await self._write_vector(begun)
             await self._finish(begun, None)
         except Exception as error:  # training goes on, and the next checkpoint may be written
-            self._not_written(self._progress.step, error)
+            self._not_written(self.progress.step, error)
         finally:
             self._ended_s = self._clock.monotonic()
-            if begun is not None:
-                begun.reading.close()
-            await self._give_up(saving)
+            await begun.give_up()
 
     def _not_written(self, step: int, error: Exception) -> None:
         reason = str(error) if isinstance(error, OSError) else repr(error)
         self._log.error("checkpoint_not_written", step=step, reason=reason)
         self._ended_s = self._clock.monotonic()
 
-    async def _abandon(self, begun: _Begun) -> None:
-        begun.reading.close()
-        await self._give_up(begun.saving)
-
-    async def _give_up(self, saving: _Saving) -> None:
-        saving.task.cancel()
-        await asyncio.gather(saving.task, return_exceptions=True)
-
-    async def _write_vector(self, begun: _Begun) -> None:
-        slices, layout = begun.reading.slices(), self._manifest.layout
+    async def _write_vector(self, begun: _Checkpoint) -> None:
+        progress, layout = self.progress, self.manifest.layout
+        begun.state = CheckpointState(
+            run=self.config.swarm.run,
+            genesis=self.manifest.genesis,
+            layout_digest=layout.digest(),
+            step=progress.step,
+            samples=progress.samples,
+            optimizer_steps=progress.optimizer_steps,
+            marks=[],
+        )
+        begun.reading = reading = self.exchange.reading(partial(time.sleep, READ_AGAIN_S))
+        slices = _counted(reading.slices(), self._work)
         try:
-            await self._executor.run(
-                checkpoint.write_vector, self._disk, begun.saving.folder, layout, _counted(slices, self._work)
-            )
+            await self._executor.run(checkpoint.write_vector, self._disk, begun.folder, layout, slices)
         finally:
-            begun.reading.close()
+            reading.close()
 
-    async def _finish(self, begun: _Begun, trainer_s: float | None) -> None:
+    async def _finish(self, begun: _Checkpoint, trainer_s: float | None) -> None:
         """Write the shards, wait for the trainer's file, and write the marker. Raises `OSError`."""
-        await self._write_states(begun.saving.folder)
+        assert begun.state is not None
+        assert begun.reading is not None
+        assert begun.saving is not None
+        await self._write_states(begun.folder)
         try:
             async with asyncio.timeout(trainer_s):
-                await asyncio.shield(begun.saving.task)
+                await asyncio.shield(begun.saving)
         except TimeoutError:
             self._log.warning("trainer_state_not_saved", step=begun.state.step, reason="the disk is slow")
         marks = begun.reading.versions
-        state = msgspec.structs.replace(begun.state, trainer_state=self._trainer_state, marks=marks)
-        keep = self._config.training.keep_checkpoints
-        await self._executor.run(checkpoint.finish, self._disk, begun.saving.folder, state, keep)
-        began_s, ended_s = begun.saving.began_s, self._clock.monotonic()
-        held_s = (begun.saving.copied_s or [began_s])[0] - began_s
+        state = msgspec.structs.replace(begun.state, trainer_state=self.trainer_state, marks=marks)
+        keep = self.config.training.keep_checkpoints
+        await self._executor.run(checkpoint.finish, self._disk, begun.folder, state, keep)
+        ended_s = self._clock.monotonic()
+        held_s = 0.0 if begun.copied_s is None else begun.copied_s - begun.began_s
         self._log.info(
-            "checkpoint_written", step=state.step, seconds=round(ended_s - began_s, 3), held_seconds=round(held_s, 3)
+            "checkpoint_written",
+            step=state.step,
+            seconds=round(ended_s - begun.began_s, 3),
+            held_seconds=round(held_s, 3),
         )
 
     async def _write_states(self, folder: str) -> None:
         """Write what this node owns and backs up, a few shards at a time, so that few copies wait for the disk."""
-        if not self._config.exchange.enabled:
+        if not self.config.exchange.enabled:
             return
-        genesis, clean = bytes.fromhex(self._manifest.genesis), self._exchange.is_clean()
-        held = {shard: (term, state) for shard, term, state in self._exchange.store.states_to_save()}
+        genesis, clean = bytes.fromhex(self.manifest.genesis), self.exchange.is_clean()
+        held = {shard: (term, state) for shard, term, state in self.exchange.store.states_to_save()}
         files = shard_states.batches([(shard, state.size_bytes) for shard, (_, state) in held.items()])
         if self._work is not None:
             self._work.total += sum(state.size_bytes for _, state in held.values())
@@ -277,23 +259,23 @@ class CheckpointWriter:
             if self._work is not None:
                 self._work.done += sum(held[shard][1].size_bytes for shard in shards)
 
-    async def _save_trainer(self, folder: str, copy_s: float | None, copied_s: list[float]) -> None:
+    async def _save_trainer(self, begun: _Checkpoint, copy_s: float | None) -> None:
         """Have the trainer save its own state. `copy_s` limits the time until it has a copy of it, which is noted."""
-        if self._state_path is None or self._trainer is None:
+        if self.environment.state_path is None or self.trainer is None:
             return
-        name = f"{folder}/{checkpoint.TRAINER_FILE}"
-        file = self._state_path / name
+        name = f"{begun.folder}/{checkpoint.TRAINER_FILE}"
+        file = self.environment.state_path / name
         try:
             async with asyncio.timeout(copy_s):
-                written = await self._trainer.save(str(file))
-            copied_s.append(self._clock.monotonic())
+                written = await self.trainer.save(str(file))
+            begun.copied_s = self._clock.monotonic()
             await written
         except (TimeoutError, TrainerFailed) as error:
             reason = str(error) or "the trainer is busy"
-            self._log.warning("trainer_state_not_saved", step=self._progress.step, reason=reason)
+            self._log.warning("trainer_state_not_saved", step=self.progress.step, reason=reason)
             return
-        self._trainer_state = name
-        self._on_saved(str(file))
+        self.trainer_state = name
+        self.on_saved(str(file))
 
 
 async def copied(state: ShardState, executor: Executor) -> ShardState:
