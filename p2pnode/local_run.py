@@ -79,21 +79,6 @@ def plan(count: int, running: Collection[int], cores: int, *, port: int = 0, sta
     return nodes
 
 
-def with_servers(nodes: Sequence[PlannedNode], servers: int) -> list[PlannedNode]:
-    """The nodes in the order of their start: the first `servers` are servers of a parameter server, the others its
-    workers. A server comes first because a worker founds no swarm. Raises `ValueError` for more servers than nodes."""
-    if servers > len(nodes):
-        raise ValueError(f"{servers} servers are more than the {len(nodes)} nodes of --local")
-    if not servers:
-        return list(nodes)
-    return [node._replace(role="server" if place < servers else "peer") for place, node in enumerate(nodes)]
-
-
-def inherited(settings: Mapping[str, Any], chosen: Collection[str]) -> dict[str, Any]:
-    """What a new node takes over from a node that is here already, unless it was chosen for this start."""
-    return {key: value for key, value in settings.items() if key not in OWN and key not in chosen}
-
-
 def with_count(arguments: list[str], takes_value: Collection[str], *, stops_at_program: bool) -> list[str]:
     """The arguments with `--local 1` for a `--local` without a number.
 
@@ -323,7 +308,10 @@ def _planned(start: LocalStart, running: Collection[int]) -> list[PlannedNode]:
     home = start.loaded.config.state_folder
     # The founder of an earlier start first: the others wait for it.
     planned.sort(key=lambda node: not read_record(home / LOCAL / str(node.number)).founder)
-    return with_servers(planned, start.servers)
+    if not start.servers:
+        return planned
+    # A server comes first because a worker founds no swarm.
+    return [node._replace(role="server" if place < start.servers else "peer") for place, node in enumerate(planned)]
 
 
 def _arguments(start: LocalStart, node: PlannedNode, folder: Path, known: Sequence[str]) -> list[str]:
@@ -332,7 +320,8 @@ def _arguments(start: LocalStart, node: PlannedNode, folder: Path, known: Sequen
     config = loaded.config
     settings: dict[str, Any] = {}
     if not read_record(folder).run:
-        settings |= inherited(_settings_here(config.state_folder), loaded.chosen)
+        here = _settings_here(config.state_folder)
+        settings |= {key: value for key, value in here.items() if key not in OWN and key not in loaded.chosen}
     key = _key_file(start)
     if key:
         settings["swarm.key_file"] = key

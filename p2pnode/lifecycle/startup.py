@@ -9,6 +9,7 @@ replica first; the swarm's state then replaces it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -103,16 +104,24 @@ class Startup(NodePart):
             await self._found(self.environment.entropy.token(16))
 
     async def _join_or_found(self, bootstraps: list[str]) -> None:
-        joining = asyncio.ensure_future(self.overlay.join(bootstraps, genesis=None))
+        def waits() -> None:
+            tried = dict(self.overlay.attempts)
+            self.log.warning("waiting_for_bootstrap", waited_s=REJOIN_TIMEOUT_S, tried=tried, hint=BOOTSTRAP_HINT)
+
         try:
-            await asyncio.wait([joining], timeout=REJOIN_TIMEOUT_S)
-            if not joining.done():
-                tried = dict(self.overlay.attempts)
-                self.log.warning("waiting_for_bootstrap", waited_s=REJOIN_TIMEOUT_S, tried=tried, hint=BOOTSTRAP_HINT)
-            await joining
+            await self._join(bootstraps, None, waits)
         except OnlyItself:
             self.log.info("bootstrap_is_this_node", addresses=bootstraps)
             await self._found(self.environment.entropy.token(16))
+
+    async def _join(self, bootstraps: list[str], genesis: bytes | None, waits: Callable[[], None]) -> None:
+        """Dial until a node of the swarm answers, however long that takes; `waits` is called after a moment."""
+        joining = asyncio.ensure_future(self.overlay.join(bootstraps, genesis=genesis))
+        try:
+            await asyncio.wait([joining], timeout=REJOIN_TIMEOUT_S)
+            if not joining.done():
+                waits()
+            await joining
         finally:
             joining.cancel()
             await asyncio.gather(joining, return_exceptions=True)
@@ -132,20 +141,17 @@ class Startup(NodePart):
             await self._rejoin([], genesis)
 
     async def _wait_for_swarm(self, bootstraps: list[str], genesis: bytes) -> None:
-        """Dial until a node of the swarm answers, however long that takes; after a moment the log says why."""
         if not bootstraps and not self.overlay.remembered() and self.config.swarm.discover == "off":
             raise self._nobody_to_dial()
-        joining = asyncio.ensure_future(self.overlay.join(bootstraps, genesis=genesis))
+
+        def waits() -> None:
+            self.waits_for_swarm = True
+            self.log.warning("waiting_for_swarm", run=self.config.swarm.run, hint=WAITING_HINT)
+
         try:
-            await asyncio.wait([joining], timeout=REJOIN_TIMEOUT_S)
-            if not joining.done():
-                self.waits_for_swarm = True
-                self.log.warning("waiting_for_swarm", run=self.config.swarm.run, hint=WAITING_HINT)
-            await joining
+            await self._join(bootstraps, genesis, waits)
         finally:
             self.waits_for_swarm = False
-            joining.cancel()
-            await asyncio.gather(joining, return_exceptions=True)
 
     def _nobody_to_dial(self) -> UserError:
         return UserError(
@@ -397,7 +403,7 @@ class Startup(NodePart):
         if source is None:
             self.overlay.set_willing(willing)
             if self.resumes:
-                await self._resume_from_disks(exchange)
+                await exchange.resume(len(self.overlay.remembered()), RESUME_WAIT_S)
             else:
                 await exchange.found()
         elif self.config.exchange.enabled:
@@ -405,9 +411,6 @@ class Startup(NodePart):
             self.progress.step = max(self.progress.step, exchange.view.median_step())
         # Not earlier: a node that becomes a backup while it loads receives all forwarded deltas on the same link.
         self.overlay.set_willing(willing)
-
-    async def _resume_from_disks(self, exchange: Exchange) -> None:
-        await exchange.resume(len(self.overlay.remembered()), RESUME_WAIT_S)
 
     async def _fetch_vector(self, exchange: Exchange, source: Contact) -> None:
         clock = self.environment.clock
@@ -423,7 +426,7 @@ class Startup(NodePart):
                 await asyncio.sleep(MANIFEST_RETRY_S)
                 found = await self._ask_members(exchange.manifest, adopts_shards=False)  # the exchange has its shards
                 if found.source is None:
-                    await self._resume_from_disks(exchange)
+                    await exchange.resume(len(self.overlay.remembered()), RESUME_WAIT_S)
                     return
                 source = found.source
         self.log.info("vector_fetched", shards=report.changed, seconds=round(clock.monotonic() - started, 3))

@@ -19,7 +19,7 @@ from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord, encode
 from p2pnode.config.load import Override, load
 from p2pnode.directory_lock import locked
 from p2pnode.errors import UserError
-from p2pnode.local_run import OWN, LocalStart, PlannedNode, inherited, plan, run_local, with_count, with_servers
+from p2pnode.local_run import LocalStart, PlannedNode, plan, run_local, with_count
 
 NODE = PlannedNode(2, 0, 0, 4)
 
@@ -113,11 +113,13 @@ def test_a_node_that_nobody_can_let_in_is_ended(
 def test_a_new_node_trains_what_the_nodes_here_train(tmp_path: Path) -> None:
     """A directory without a record takes over the settings of the first node of the run; one with a record has its
     own; the key of the run's directory is used by all."""
-    record(tmp_path / "local" / "1", founder=True, training__task="mnist", node__port=9)
+    record(tmp_path / "local" / "1", founder=True, training__task="mnist", training__local_steps=7, node__port=9)
     (tmp_path / "swarm.key").write_text("key")
-    request = start(tmp_path, f"swarm.key_file={tmp_path / 'swarm.key'}")
+    request = start(tmp_path, f"swarm.key_file={tmp_path / 'swarm.key'}", "training.local_steps=20")
 
     assert told(request)["training.task"] == '"mnist"'
+    assert "training.local_steps" not in told(request), "it was chosen for this start"
+    assert told(request)["node.port"] == "0"
     assert told(request)["swarm.key_file"] == f'"{tmp_path / "swarm.key"}"'
     record(tmp_path / "local" / "2", founder=False)
     assert "training.task" not in told(request)
@@ -279,28 +281,15 @@ def test_a_port_is_the_first_of_a_row() -> None:
         plan(2, (), 4, port=20000, status_port=20001)
 
 
-def test_a_new_node_takes_over_the_settings_that_are_not_one_node_s_own() -> None:
-    """The task is that of the node here; ports and threads are not, and what was chosen for this start is kept."""
-    settings = {"training.task": "mnist", "training.local_steps": 20, "node.port": 9000, "training.threads": 4}
+def test_the_first_nodes_to_start_are_the_servers(tmp_path: Path) -> None:
+    """The founder of an earlier start is the first one, and the others are workers; without servers the settings
+    decide."""
+    record(tmp_path / "local" / "3", founder=True)
 
-    assert inherited(settings, {"training.local_steps"}) == {"training.task": "mnist"}
-    assert "node.state_dir" in OWN
+    nodes = local_run._planned(start(tmp_path, nodes=3, servers=1), ())
 
-
-def test_the_first_nodes_to_start_are_the_servers() -> None:
-    """The others are workers, whatever role the settings name; without servers the settings decide. More servers than
-    nodes are an error, and a node that is added to others takes no role over."""
-    nodes = plan(3, {1}, 4)
-
-    assert [(node.number, node.role) for node in with_servers(nodes[::-1], 1)] == [
-        (4, "server"),
-        (3, "peer"),
-        (2, "peer"),
-    ]
-    assert with_servers(nodes, 0) == nodes
-    with pytest.raises(ValueError, match="4 servers are more than the 3 nodes"):
-        with_servers(nodes, 4)
-    assert "node.role" in OWN
+    assert [(node.number, node.role) for node in nodes] == [(3, "server"), (1, "peer"), (2, "peer")]
+    assert {node.role for node in local_run._planned(start(tmp_path), ())} == {""}
 
 
 @pytest.mark.parametrize(
