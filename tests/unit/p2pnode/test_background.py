@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import signal
 import subprocess
@@ -15,9 +14,9 @@ from typing import Any
 import pytest
 
 from p2pnode import background
-from p2pnode.background import Background, Ended
-from p2pnode.client import STATUS_FILE, RunningNode, find, status_file
-from p2pnode.directory_lock import LOCK_FILE, locked
+from p2pnode.background import Background
+from p2pnode.client import STATUS_FILE, find, status_file
+from p2pnode.directory_lock import LOCK_FILE
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.log_file import LOG_FILE
 
@@ -68,16 +67,6 @@ def test_a_disk_without_room_for_the_reason_is_the_reason(tmp_path: Path, monkey
     assert error.exit_code == ExitCode.STATE_DIRECTORY
     monkeypatch.undo()
     assert "is full" not in background._ended(tmp_path, 1, 0).message
-
-
-def test_a_second_node_on_the_directory_is_refused(tmp_path: Path) -> None:
-    """Before anything is started; the error names the process that runs."""
-    (tmp_path / STATUS_FILE).write_bytes(status_file("127.0.0.1:8080", os.getpid(), "ab" * 20))
-    with locked(tmp_path), pytest.raises(UserError, match=f"process {os.getpid()}") as error:
-        background.start(Background(["start"], tmp_path), silent)
-    assert error.value.exit_code == ExitCode.STATE_DIRECTORY
-    assert "p2pnode leave" in error.value.hint
-    assert not (tmp_path / LOG_FILE).exists()
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -165,9 +154,3 @@ def test_stop_without_a_node_is_an_error_that_tells_which_case_it_is(tmp_path: P
     assert "ended without leaving" not in cases[0]
     assert "has ended without leaving" in cases[1]
     assert "just starting" in cases[2]
-
-
-def test_what_a_node_left_behind_is_in_the_result() -> None:
-    """`Ended` carries the fields of the event."""
-    node = RunningNode("127.0.0.1:1", 1, "ab")
-    assert Ended(node, 1.0, is_clean=True, left_behind={"shards": 2}).left_behind == {"shards": 2}

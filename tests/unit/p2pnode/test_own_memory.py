@@ -28,11 +28,21 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+def printed(code: str, *arguments: str, **environment: str) -> list[str]:
+    """The words that this code prints in a process of its own."""
+    found = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={"PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return found.stdout.split()
+
+
 def faults(way: str) -> tuple[str, int]:
-    environment = {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", BUFFERS, way]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    took, count = found.stdout.split()
+    took, count = printed(BUFFERS, way)
     return took, int(count)
 
 
@@ -54,11 +64,9 @@ def test_buffers_that_come_and_go_do_not_cost_fresh_pages_each_time() -> None:
 
 def test_the_environment_has_the_last_word() -> None:
     """glibc's own environment variables take precedence."""
-    command = [sys.executable, "-c", "from p2pnode.own_memory import tune_malloc; print(tune_malloc())"]
-    environment = {"PYTHONPATH": str(ROOT), "MALLOC_TRIM_THRESHOLD_": "131072"}
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    code = "from p2pnode.own_memory import tune_malloc; print(tune_malloc())"
 
-    assert found.stdout.strip() == "False"
+    assert printed(code, MALLOC_TRIM_THRESHOLD_="131072") == ["False"]
 
 
 GIVEN_BACK = """
@@ -82,10 +90,7 @@ print(full, kept, resident())
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed pages")
 def test_what_the_start_has_freed_goes_back_once() -> None:
     """30 MB freed below what is in use stay with the process until they are given back."""
-    environment = {"PYTHONPATH": str(ROOT), "PYTHONMALLOC": "malloc"}
-    command = [sys.executable, "-c", GIVEN_BACK]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    full, kept, given = (4 * int(pages) / 1024 for pages in found.stdout.split())
+    full, kept, given = (4 * int(pages) / 1024 for pages in printed(GIVEN_BACK, PYTHONMALLOC="malloc"))
 
     print(f"{full:.0f} MB, {kept:.0f} MB freed, {given:.0f} MB given back")
     assert kept > full - 5
@@ -93,12 +98,11 @@ def test_what_the_start_has_freed_goes_back_once() -> None:
 
 
 THREADS = """
-import sys, threading
+import threading
 from pathlib import Path
 from p2pnode.own_memory import tune_malloc
 
-if sys.argv[1] == "one heap":
-    assert tune_malloc()
+assert tune_malloc()
 import numpy as np
 
 def resident() -> int:
@@ -126,11 +130,7 @@ print(resident() - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has a heap per thread")
 def test_what_is_kept_is_bounded_for_all_threads_together() -> None:
     """Four threads with buffers of 40 MB each leave 64 MB behind, not as much for each."""
-    command = [sys.executable, "-c", THREADS, "one heap"]
-    environment = {"PYTHONPATH": str(ROOT)}
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-
-    kept = 4096 * int(found.stdout) / 2**20
+    kept = 4096 * int(*printed(THREADS)) / 2**20
     print(f"{kept:.0f} MiB kept")
     assert kept < 64 + 16
 
@@ -152,13 +152,5 @@ print(own, 1024 * int(line.split()[1]))
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 def test_memory_that_is_a_files_or_shared_is_not_private() -> None:
     """The number is the kernel's own of anonymous memory, but for what is allocated between both."""
-    found = subprocess.run(
-        [sys.executable, "-c", MAPPED],
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    private_bytes, anonymous_bytes = map(int, found.stdout.split())
+    private_bytes, anonymous_bytes = map(int, printed(MAPPED))
     assert abs(private_bytes - anonymous_bytes) < 1 << 20

@@ -50,28 +50,6 @@ def test_a_node_alone_needs_replica_delta_and_two_arrays_per_shard() -> None:
     assert found.to_come == 300_000_000 + 100_000_000 // 64 + (16 << 20)
 
 
-def test_owned_and_backed_shrink_with_the_swarm() -> None:
-    """Of ten nodes each owns a tenth and backs up a tenth; the rest does not depend on their number."""
-    ten, twenty = budget(VALUES, DEFAULT, 10), budget(VALUES, DEFAULT, 20)
-
-    assert (ten.owned, ten.backed) == (20_000_000, 20_000_000)
-    assert (twenty.owned, twenty.backed) == (10_000_000, 10_000_000)
-
-
-def test_the_trainer_has_a_base_of_its_own() -> None:
-    """A copy of the vector, which is not there when the free memory is checked."""
-    for nodes in (1, 2, 4):
-        assert budget(VALUES, DEFAULT, nodes).base == 100_000_000
-
-
-def test_sparse_deltas_need_no_momentum_and_little_to_send() -> None:
-    """Of four nodes each owns a quarter of the values alone; a delta in the outbox takes 0.056 bytes per value."""
-    found = budget(VALUES, msgspec.structs.replace(DEFAULT, codec="sparse"), 4)
-
-    assert found.owned == found.backed == 25_000_000
-    assert 0.056 * VALUES < found.outbox < 0.0562 * VALUES
-
-
 def test_a_small_model_needs_little_of_everything() -> None:
     """No limit is counted whole where the model cannot fill it: 100,000 values take 100 MB, most of it the program."""
     found = budget(100_000, DEFAULT, 4)
@@ -88,6 +66,11 @@ def test_the_sizes_of_other_modules_are_theirs() -> None:
 @pytest.mark.parametrize(
     ("changes", "part", "expected"),
     [
+        # Of ten nodes each owns a tenth, value and momentum, and backs up a tenth; the trainer has a base of its own.
+        ({}, "owned", 20_000_000),
+        ({}, "backed", 20_000_000),
+        ({}, "base", 100_000_000),
+        ({"codec": "sparse"}, "owned", 10_000_000),
         ({"replicas": 0}, "backed", 0),
         ({"outer_momentum": 0.0}, "owned", 10_000_000),
         ({}, "outbox", 50_000_000),  # one delta in bfloat16

@@ -26,14 +26,6 @@ def test_a_trainer_keeps_its_memory_unless_the_user_decides(monkeypatch: pytest.
     assert not users or environment[users] == "2"
 
 
-def test_a_trainer_is_as_nice_as_the_settings_say() -> None:
-    """By default a little nicer than the daemon."""
-    for nice in (TrainingSettings().nice, 0, 11):
-        launch = Launch.of(TrainingSettings(nice=nice), None, Path("state"), is_proven=False)
-        assert launch.nice == nice
-    assert TrainingSettings().nice == 5
-
-
 def test_a_script_has_its_own_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task class finds this checkout; a user's own command finds what the user has set."""
     monkeypatch.setenv("PYTHONPATH", "users")

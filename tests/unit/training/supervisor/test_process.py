@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from p2pnode.training.settings import TrainingSettings
-from p2pnode.training.supervisor import process as module
 from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.supervisor.process import (
     LOG_BYTES,
@@ -162,58 +160,6 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         return process.how_it_ended()
 
     assert asyncio.run(scenario()) == "signal SIGKILL"
-
-
-class Deaf:
-    """A process that SIGKILL alone ends."""
-
-    pid = 1 << 22
-    returncode: int | None = None
-
-    def __init__(self) -> None:
-        self.told: list[int] = []
-        self._gone = asyncio.Event()
-
-    def signalled(self, _pid: int, number: int) -> None:
-        self.told.append(number)
-        if number == signal.SIGKILL:
-            self.returncode = -number
-            self._gone.set()
-
-    async def wait(self) -> int:
-        await self._gone.wait()
-        assert self.returncode is not None
-        return self.returncode
-
-
-@pytest.mark.parametrize(
-    ("polite_s", "told", "within_s"),
-    [(POLITE_S, [signal.SIGTERM, signal.SIGKILL], 4.0), (0.0, [signal.SIGKILL], 0.1)],
-    ids=["running", "hung"],
-)
-def test_a_trainer_that_hears_nothing_is_gone_within_four_seconds(
-    monkeypatch: pytest.MonkeyPatch, polite_s: float, told: list[int], within_s: float
-) -> None:
-    """It has `POLITE_S`, then a second after SIGTERM; one that is hung already is killed at once."""
-
-    async def nothing(*_: object, **__: object) -> list[int]:
-        return []
-
-    async def main() -> float:
-        loop, deaf = asyncio.get_running_loop(), Deaf()
-        monkeypatch.setattr(os, "killpg", deaf.signalled)
-        log: Any = SimpleNamespace(end=nothing)
-        output: Any = SimpleNamespace(ended=loop.create_future())
-        output.ended.set_result(None)
-        transport: Any = SimpleNamespace(close=lambda: None)
-        process = TrainerProcess(cast(Any, deaf), output, transport, log, "a mark")
-        began = loop.time()
-        assert not await process.end(polite_s=polite_s)
-        assert deaf.told[: len(told)] == told
-        return loop.time() - began
-
-    monkeypatch.setattr(module, "_in_thread", nothing)
-    assert run_virtual(main()) <= within_s
 
 
 @pytest.mark.parametrize(("state", "polite_s"), [("running", POLITE_S), ("hung", 0.0)])
