@@ -127,7 +127,7 @@ class AttachedSwarm:
                 steps += " and with its last delta"
             message = f"the metrics are of this node's own weights, {steps}: evaluate inside swarm.shared_weights()"
             turns.warn("own_weights_evaluated", message)
-        step = self.step_number if self.done else turns.devices.known_step or turns.entry.known_step
+        step = self.step_number if self.done else turns.devices.order.known_step or turns.entry.known_step
         with turns.raising_lost():
             turns.connection.send(messages.Measurement(step, values, int(samples)))
 

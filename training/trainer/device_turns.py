@@ -12,7 +12,6 @@ import importlib
 import math
 import os
 from collections import deque
-from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -23,28 +22,6 @@ from p2pnode.training.trainer.connection import DaemonConnection
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder, Vector
 from p2pnode.training.trainer_link.messages import StepAnswer
-
-
-class RecentLosses:
-    """The losses of the last batches, as many as `window` says."""
-
-    def __init__(self) -> None:
-        self._window = 0
-        self._losses: deque[float] = deque()
-
-    def add(self, losses: Iterable[float], window: int) -> None:
-        """The losses of a turn; `window` 0: nobody asks for them."""
-        if window != self._window:
-            self._window, self._losses = window, deque(self._losses, maxlen=window)
-        self._losses.extend(losses)
-
-    def mean(self) -> float | None:
-        """Their mean; None while there are fewer than the window, so that a trainer with few batches does not look
-        best, and where one is not finite."""
-        if not self._window or len(self._losses) < self._window:
-            return None
-        mean = math.fsum(self._losses) / self._window if all(map(math.isfinite, self._losses)) else math.nan
-        return mean if math.isfinite(mean) else None
 
 
 class LeaderPulls:
@@ -123,43 +100,24 @@ class DeviceTurns:
         self._model_vector = model_vector
         self._connection = connection
         self._leaders = LeaderPulls(model_vector, ())
-        self._losses = RecentLosses()
+        self._losses: deque[float] = deque(maxlen=0)
         self._merge = DeviceMerge()
         #: What the group has come to: the mean of the last merge.
         self._mean: Tensor | None = None
-        self._order: StepOrder | None = None
+        #: The daemon's last; before the first, and on other ranks, one that asks for nothing.
+        self.order = StepOrder(0, 0, 1.0, is_first=False)
 
     def follow(self, leaders: tuple[Vector, ...]) -> None:
         """The values to which turns may pull the model."""
         self._leaders = LeaderPulls(self._model_vector, leaders)
 
-    def ordered(self, order: StepOrder) -> None:
-        """The daemon has ordered this turn."""
-        self._order = order
-
-    @property
-    def asks(self) -> bool:
-        """Whether the daemon says before each optimiser step what is next."""
-        return self._order is not None and self._order.asks
-
-    @property
-    def done(self) -> int:
-        """Optimiser steps of the present step of the swarm in earlier turns."""
-        return 0 if self._order is None else self._order.done
-
-    @property
-    def known_step(self) -> int:
-        """The step whose shared values the turn began with; 0 for a trainer that is alone on its node."""
-        return self._order.known_step if self._order is not None else 0
-
     @torch.no_grad()
     def load(self, vector: Vector, delta: Vector) -> None:
         """Load what a turn begins with, or what the run has ended with: where the group's last merge ended, or the
         vector, or what the order says of `delta`."""
-        order = self._order
-        if order is not None and order.at_delta:
+        if self.order.at_delta:
             self._model_vector.load_at_delta(vector, delta)
-        elif order is not None and order.continues and self._mean is not None:
+        elif self.order.continues and self._mean is not None:
             self._model_vector.go_on(self._mean)
         else:
             self._model_vector.load(vector)
@@ -167,7 +125,7 @@ class DeviceTurns:
 
     def report(self, delta: Vector) -> bool:
         """Write the delta of the turn, or keep it for a merge; whether it is finite, as far as that was looked at."""
-        if self._order is None or not self._order.keeps_delta:
+        if not self.order.keeps_delta:
             self._model_vector.cut(delta)
             return True
         return self._model_vector.keep_delta()
@@ -190,8 +148,7 @@ class DeviceTurns:
 
     def begin(self) -> None:
         """The weights of the turn are loaded."""
-        if self._order is not None:
-            self._leaders.begin(self._order)
+        self._leaders.begin(self.order)
 
     @property
     def moves(self) -> bool:
@@ -201,11 +158,17 @@ class DeviceTurns:
     def stepped(self, loss: float | Tensor) -> None:
         """The script has taken an optimiser step."""
         self._leaders.apply()
-        if self._order is not None and self._order.loss_window:
-            self._losses.add([float(loss)], self._order.loss_window)
+        if window := self.order.loss_window:
+            if window != self._losses.maxlen:
+                self._losses = deque(self._losses, maxlen=window)
+            self._losses.append(float(loss))
 
     def recent_loss(self) -> float | None:
-        return self._losses.mean()
+        """The mean loss of the last batches; None while there are fewer than the window, so that a trainer with few
+        batches does not look best, and where one is not finite."""
+        if not self._losses or len(self._losses) != self._losses.maxlen or not all(map(math.isfinite, self._losses)):
+            return None
+        return math.fsum(self._losses) / len(self._losses)
 
     def next_step(self) -> StepAnswer:
         """Ask. Raises `DaemonGone`."""

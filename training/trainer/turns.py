@@ -130,7 +130,7 @@ class Turns:
         with self.raising_lost():
             if not steps:
                 self._report_progress()
-            elif self.devices.asks:
+            elif self.devices.order.asks:
                 if not self._goes_on():
                     self.next_turn()
             elif self.turn_steps < self.local_steps:
@@ -173,7 +173,7 @@ class Turns:
         self._count.forget()
         self.data.begin_anew()
         self._follow(given)
-        self._seek((self.step_number - 1) * self.local_steps + self.devices.done + self.turn_steps)
+        self._seek((self.step_number - 1) * self.local_steps + self.devices.order.done + self.turn_steps)
 
     def _follow(self, given: ScriptArguments) -> None:
         vector = self.model_vector
@@ -197,7 +197,7 @@ class Turns:
     def next_turn(self) -> None:
         """Take the next order, and as one of several trainers the next in which there is something to train."""
         self._take_turn()
-        while self.devices.asks and not self._is_done and not self._goes_on():
+        while self.devices.order.asks and not self._is_done and not self._goes_on():
             self._take_turn()
 
     def _goes_on(self) -> bool:
@@ -211,7 +211,7 @@ class Turns:
         """Rank 0 waits for the daemon's next order. All ranks load the weights of the first one, and those of the
         end."""
         turn = self._lead() if self.ranks.is_first else self.ranks.follow(self._save, self.apply)
-        if turn is None or not self._has_loaded or self.devices.asks:
+        if turn is None or not self._has_loaded or self.devices.order.asks:
             with self.loads.load(ends=turn is None):
                 if self.ranks.is_first:
                     self.devices.load(self.entry.vector, self.entry.delta)
@@ -222,13 +222,13 @@ class Turns:
             return
         if not self._has_loaded:
             self._has_loaded, self.entry.known_step = True, turn.step - 1
-        if not turn.local_steps and not self.devices.asks:
+        if not turn.local_steps and not self.devices.order.asks:
             self._report_rest(turn.step)
             self._take_turn()
             return
         self.step_number, self.local_steps = turn.step, turn.local_steps
         self.workers, self.is_first, self.node_index = turn.workers, turn.is_first, turn.node_index
-        self._seek((turn.step - 1) * turn.local_steps + self.devices.done)
+        self._seek((turn.step - 1) * turn.local_steps + self.devices.order.done)
         self.devices.begin()
         self._agreement.begin()
         self.turn_steps = self._samples = 0
@@ -262,7 +262,7 @@ class Turns:
                     self.ranks.signal(Signal.STILL_WAITING)
                 case messages.Train(turn, order):
                     self._turn = turn
-                    self.devices.ordered(order)
+                    self.devices.order = order
                     return Turn(order.step, order.local_steps, order.workers, order.is_first, order.node_index)
                 case messages.DeltaSent() | messages.ValuesArrived():
                     self.ranks.signal(Signal.VALUES)
@@ -283,7 +283,7 @@ class Turns:
         """Of the shared values that this trainer knows; the model is as before. None if it has no evaluation."""
         if self.evaluate is None:
             return None
-        if not self._has_loaded or self.devices.asks:
+        if not self._has_loaded or self.devices.order.asks:
             with self.loads.load():
                 self.model_vector.load(self.entry.vector)
         with self.loads.shared(lambda: True):
@@ -375,7 +375,7 @@ class Turns:
     def _cut(self) -> tuple[bool, bool]:
         """On all ranks: take the delta, unless the exchange of the last one has not ended. Returns whether it is finite
         and whether there is one."""
-        if self.devices.asks:
+        if self.devices.order.asks:
             return self.devices.report(self.entry.delta), True
         self._apply_all()
         return self.entry.cut(self.loads)

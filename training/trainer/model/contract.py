@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.trainer.connection import Warn
+from p2pnode.training.trainer.model.unshared_tensors import is_finite
 from p2pnode.training.trainer.model.vector import ModelVector, canonical_name, dtype_name, storage_key
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
@@ -229,19 +230,13 @@ def _changed(what: str) -> TrainerFailed:
 def _refuse_values(model: nn.Module) -> None:
     """Initial values that no owner takes. Raises `TrainerFailed`."""
     for name, parameter in _named_parameters(model):
-        if parameter.is_floating_point() and not _is_finite(parameter):
+        if parameter.is_floating_point() and not is_finite(parameter):
             bad = "NaN" if bool(parameter.isnan().any()) else "infinity"
             raise TrainerFailed(
                 f"the parameter {name} has {bad} among its initial values",
                 "initialise it before p2pnode.attach()",
                 fatal=True,
             )
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    tensor = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no sum
-    # A finite sum proves it, and takes a tenth of the time; another one may be an overflow.
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 WIDE = "the swarm's values are float32, to which these are rounded in every turn; keep the model in float32"

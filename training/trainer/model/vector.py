@@ -9,7 +9,6 @@ of a delta is rounded to the model's own dtype, so that rounding is never pushed
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from p2pnode.training.files.model_file import digest_head
 from p2pnode.training.layout import Layout, LayoutEntry
-from p2pnode.training.trainer.model.unshared_tensors import UnsharedTensors, is_averaged
+from p2pnode.training.trainer.model.unshared_tensors import UnsharedTensors, is_averaged, is_finite
 from p2pnode.training.trainer_link.interface import TrainerFailed, Vector
 
 #: Parts of names that wrappers insert: `torch.compile`, activation checkpointing.
@@ -226,7 +225,7 @@ class ModelVector:
         out: no owner adds it. `delta` must not change before the next load."""
         own = torch.from_numpy(delta)
         self.load(vector)
-        if math.isfinite(float(own.sum())) or bool(torch.isfinite(own).all()):
+        if is_finite(own):
             self._base.add_(own.to(self._base.device))
             self._ahead = self._views(own)
             self.load_base()

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from p2pnode.training.trainer.connection import DaemonGone
+from p2pnode.training.trainer.model.unshared_tensors import is_finite
 from p2pnode.training.trainer.state import snapshot
 from p2pnode.training.trainer.state.snapshot import CannotWrite
 from p2pnode.training.trainer_link import messages
@@ -133,9 +133,5 @@ def tensor_bytes(content: Any) -> int:
 
 def not_finite(optimizer: Any) -> str | None:
     """The first tensor with a value that is NaN or infinite; None if there is none."""
-    for name, tensor in tensors_of(optimizer):
-        if not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum())):
-            continue  # a finite sum proves it, and takes a tenth of the time; another one may be an overflow
-        if not bool(torch.isfinite(tensor).all()):
-            return name
-    return None
+    floating = ((name, tensor) for name, tensor in tensors_of(optimizer) if tensor.is_floating_point())
+    return next((name for name, tensor in floating if not is_finite(tensor)), None)

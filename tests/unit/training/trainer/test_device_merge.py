@@ -28,7 +28,7 @@ class Member:
         self.delta = np.full(3, -1.0, np.float32)
 
     def train(self, order: StepOrder, by: float) -> bool:
-        self.merging.ordered(order)
+        self.merging.order = order
         self.merging.load(self.vector, self.delta)
         with torch.no_grad():
             for parameter in self.model.parameters():

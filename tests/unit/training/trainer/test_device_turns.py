@@ -34,22 +34,19 @@ def test_a_single_trainer_asks_nobody() -> None:
     """Before an order, and with one that does not ask; its turn begins with the vector."""
     found, model = turns()
     vector, delta = np.array([1.0, 2.0, 3.0], np.float32), np.full(3, 4.0, np.float32)
-    assert (found.asks, found.done, found.recent_loss()) == (False, 0, None)
+    assert (found.order.asks, found.order.done, found.recent_loss()) == (False, 0, None)
     found.begin()
     found.stepped(1.0)
     found.load(vector, delta)
     assert sorted(values(model)) == [1.0, 2.0, 3.0]
-    assert found.known_step == 0
-    found.ordered(order(done=2))
-    assert (found.asks, found.done) == (False, 2)
 
 
 def test_losses_are_kept_where_they_are_asked_for() -> None:
     """As many as the window, all finite; tensors too. With fewer there is no mean."""
     found, _ = turns()
-    found.ordered(order(asks=True, loss_window=0))
+    found.order = order(asks=True, loss_window=0)
     found.stepped(9.0)
-    found.ordered(order(asks=True, loss_window=2))
+    found.order = order(asks=True, loss_window=2)
     found.stepped(1.0)
     assert found.recent_loss() is None
     found.stepped(torch.tensor(2.0))
@@ -63,7 +60,7 @@ def test_after_a_step_the_model_is_pulled_to_the_leader() -> None:
     """From the moment at which the turn's weights were loaded."""
     found, model = turns()
     found.follow((np.full(3, 8.0, np.float32),))
-    found.ordered(order(asks=True, local_pull=0.5))
+    found.order = order(asks=True, local_pull=0.5)
     found.load(np.zeros(3, np.float32), np.zeros(3, np.float32))
     found.begin()
     found.stepped(1.0)
