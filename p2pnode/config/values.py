@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import math
 import tomllib
-import types
 import typing
 from typing import Any
 
@@ -84,9 +83,6 @@ def choices(annotation: Any) -> list[str]:
         annotation = typing.get_args(annotation)[0]
     if typing.get_origin(annotation) is typing.Literal:
         return [str(word) for word in typing.get_args(annotation)]
-    if typing.get_origin(annotation) in (types.UnionType, typing.Union):  # true, false or a word
-        parts = typing.get_args(annotation)
-        return [word for part in parts for word in (("true", "false") if part is bool else choices(part))]
     return []
 
 
@@ -101,8 +97,6 @@ def allowed(annotation: Any) -> str:
             return "a number" + _range(kind)
         case inspect.BoolType():
             return "true or false"
-        case inspect.ListType(item_type=inspect.LiteralType(values=items)):
-            return "a list of " + ", ".join(map(str, items))
         case inspect.ListType() as kind:
             return "a list of texts" + (f" (at most {kind.max_length})" if kind.max_length else "")
         case inspect.DictType():

@@ -141,8 +141,9 @@ class StatusReport:
             *self._findings(),
         ]
 
-    def _uptime_s(self) -> float:
-        return round(self._node.environment.clock.monotonic() - self._started, 3)
+    def _passed_s(self, since: float) -> float:
+        """Seconds since a monotonic time."""
+        return round(max(0.0, self._node.environment.clock.monotonic() - since), 3)
 
     def status(self) -> Status:
         """The whole status."""
@@ -163,7 +164,7 @@ class StatusReport:
                 role=node.config.node.role,
                 client_only=node.config.node.client_only,
                 eligible=overlay.heartbeat.eligible,
-                uptime_seconds=self._uptime_s(),
+                uptime_seconds=self._passed_s(self._started),
             ),
             run=node.config.swarm.run,
             swarm=SwarmStatus(closed=bool(keys), keys=keys),
@@ -211,7 +212,7 @@ class StatusReport:
             line=self._line(),
             dispatch=self._dispatch(),
             lost=lost,
-            progress=ongoing(node, self._uptime_s()),
+            progress=ongoing(node, self._passed_s(self._started)),
             members_quarantined=quarantined(node.exchange),
             values=values_status(node.exchange),
             server=server_status(node.engine.tasks),
@@ -244,20 +245,17 @@ class StatusReport:
 
     def _busy(self) -> BusyStatus | None:
         busy = self._node.trainer.busy
-        if busy is None:
-            return None
-        now = self._node.environment.clock.monotonic()
-        return BusyStatus(what=busy.what, since_seconds=round(max(0.0, now - busy.since), 3))
+        return None if busy is None else BusyStatus(what=busy.what, since_seconds=self._passed_s(busy.since))
 
     def _finishing(self) -> FinishingStatus | None:
         finishing = self._node.progress.finishing
         if finishing is None:
             return None
-        now = self._node.environment.clock.monotonic()
+        left_s = finishing.deadline - self._node.environment.clock.monotonic()
         return FinishingStatus(
             what=finishing.what,
-            since_seconds=round(now - finishing.since, 3),
-            deadline_seconds=round(max(0.0, finishing.deadline - now), 3),
+            since_seconds=self._passed_s(finishing.since),
+            deadline_seconds=round(max(0.0, left_s), 3),
         )
 
     def _waiting(self) -> WaitingStatus | None:
@@ -265,7 +263,7 @@ class StatusReport:
         if waiting is None:
             return None
         return WaitingStatus(
-            since_seconds=round(self._node.environment.clock.monotonic() - waiting.since, 3),
+            since_seconds=self._passed_s(waiting.since),
             behind=waiting.behind,
             sampled=waiting.sampled,
             slowest=waiting.slowest.hex(),

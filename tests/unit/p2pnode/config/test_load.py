@@ -218,7 +218,6 @@ Word = Literal["off", "auto"]
         (Annotated[float, Meta(gt=0)], "a number, greater than 0"),
         (Annotated[list[str], Meta(max_length=3)], "a list of texts (at most 3)"),
         (Annotated[str, Meta(min_length=1, max_length=64)], "a text of 1 to 64 characters"),
-        (list[Word], "a list of auto, off"),
         (dict[str, int], "a table"),
         (bool, "true or false"),
     ],
