@@ -14,7 +14,7 @@ import typer
 
 from p2pnode import screen
 from p2pnode.commands.options import JsonOption
-from p2pnode.commands.output import print_json, print_line
+from p2pnode.commands.output import print_answer
 from p2pnode.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -97,13 +97,9 @@ def simulate(
 
         with _writing(plot):
             draw([step_panel(outcomes), progress_panel(outcomes)], plot, _title(plans[0][1]))
-    if as_json:
-        print_json({"seed": seed, "nodes": nodes, "duration_s": duration, "runs": runs})
-        return 0
-    print_line(run_table(runs))
-    if plot is not None:
-        print_line(f"wrote {plot}")
-    return 0
+    text = run_table(runs) if plot is None else f"{run_table(runs)}\nwrote {plot}"
+    answer = {"seed": seed, "nodes": nodes, "duration_s": duration, "runs": runs}
+    return print_answer(text, answer, as_json=as_json)
 
 
 def run_table(runs: list[dict[str, Any]]) -> str:
