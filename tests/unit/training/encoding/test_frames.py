@@ -17,7 +17,6 @@ from p2pnode.training.encoding.frames import (
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
     BadFrame,
-    FrameHeader,
     FrameReader,
     Part,
     blob_framed_bytes,
@@ -117,40 +116,6 @@ def test_the_parts_never_change_their_numbers() -> None:
         ("UPDATES", 9),
         ("RECORD", 10),
     ]
-
-
-def test_several_arrays_follow_each_other() -> None:
-    """Arrays of one body are read in turn, and then the body ends cleanly."""
-
-    async def scenario() -> None:
-        first, second = ramp(10), ramp(300_000)
-        buffers = [*frames(1, first, "float32", Part.VALUE), *frames(2, second, "bfloat16", Part.MOMENTUM)]
-        reader = FrameReader(stream([b"".join(buffers)]))
-        assert np.array_equal((await read_array(reader, 1, Part.VALUE, 10))[0], first)
-        assert np.array_equal((await read_array(reader, 2, Part.MOMENTUM, 300_000))[0], second)
-        assert await reader.header() is None
-        assert await reader.header() is None
-
-    asyncio.run(scenario())
-
-
-def test_a_header_is_read_back_as_it_was_written() -> None:
-    """Every field of a header comes back, a zero payload included."""
-
-    async def scenario() -> None:
-        raw = header(9, 8, 0, "float32", Part.VALUE, step=-5, version=77, sequence=6)
-        assert await FrameReader(stream([raw])).header() == FrameHeader(9, 8, 0, 0, 1, 6, -5, 77)
-
-    asyncio.run(scenario())
-
-
-def test_buffers_cut_to_single_bytes_with_empty_ones_between() -> None:
-    """Cuts inside headers and payloads, and empty buffers, change nothing."""
-    values = ramp(33)
-    whole = b"".join(frames(SHARD, values, "bfloat16", Part.DELTA))
-    crumbs = [piece for byte in whole for piece in (b"", memoryview(bytes([byte])), bytearray())]
-
-    assert np.array_equal(read(crumbs, 33)[0], values)
 
 
 def test_the_values_do_not_share_memory_with_the_transport() -> None:
@@ -297,20 +262,6 @@ def test_an_unknown_codec_is_a_bad_frame() -> None:
             read([raw], 2)
 
 
-def test_the_announced_size_is_checked_before_it_is_allocated() -> None:
-    """A header that announces four gibibytes costs nothing: its payload is not read."""
-    asked = []
-
-    async def body() -> AsyncIterator[Buffer]:
-        yield head(payload_bytes=0xFFFFFFFF)
-        asked.append(True)
-        yield bytes(8)
-
-    with pytest.raises(BadFrame):
-        asyncio.run(FrameReader(body()).header())
-    assert not asked
-
-
 def test_one_array_has_one_codec() -> None:
     """An array whose frames change their codec cannot be forwarded under one codec: it is a bad frame."""
     mixed = [
@@ -434,3 +385,17 @@ def test_bytes_that_do_not_fit_their_frames_are_refused(buffers: list[bytes]) ->
     """Missing, of another part or shard, empty, too many, with a gap, too few, torn."""
     with pytest.raises(BadFrame):
         read_bytes(buffers)
+
+
+def test_the_announced_size_is_checked_before_it_is_allocated() -> None:
+    """A header that announces four gibibytes costs nothing: its payload is not read."""
+    asked = []
+
+    async def body() -> AsyncIterator[Buffer]:
+        yield head(payload_bytes=0xFFFFFFFF)
+        asked.append(True)
+        yield bytes(8)
+
+    with pytest.raises(BadFrame):
+        asyncio.run(FrameReader(body()).header())
+    assert not asked

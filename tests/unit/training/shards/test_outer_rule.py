@@ -12,7 +12,6 @@ from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.outer_rule import Rule
 from p2pnode.training.shards.state import ShardState
 
-PLAIN = Rule(outer_lr=0.7, outer_momentum=0.0)
 NESTEROV = Rule(outer_lr=0.7, outer_momentum=0.9)
 SUM = Rule(outer_lr=1.0, outer_momentum=0.0)
 NODES = [bytes([letter]) * 20 for letter in b"abcdef"]
@@ -29,26 +28,6 @@ def shard(*values: float, parameters: int | None = None) -> ShardState:
 
 def vector(*values: float) -> Vector:
     return np.array(values, dtype=np.float32)
-
-
-@pytest.mark.parametrize("period", [1, 2, 3, 7, 16])
-def test_delayed_nesterov_is_one_nesterov_step_on_the_average(period: int) -> None:
-    """After P pushes of weight 1/P each, for five rounds: v ← μv + ḡ; φ ← φ + η(ḡ + μv), in double precision."""
-    seed = 11
-    print(f"seed {seed}")
-    rng = np.random.default_rng(seed)
-    start = rng.normal(size=50)
-    state = shard(*start)
-    expected, momentum = start.astype(np.float32).astype(np.float64), np.zeros(50)
-    for turn in range(5):
-        deltas = rng.normal(size=(period, 50)).astype(np.float32)
-        for place, delta in enumerate(deltas):
-            state.apply(identity(turn * period + place), 1 / period, delta, NESTEROV)
-        average = deltas.astype(np.float64).mean(axis=0)
-        momentum = 0.9 * momentum + average
-        expected += 0.7 * (average + 0.9 * momentum)
-
-        np.testing.assert_allclose(state.value, expected, rtol=2e-5, atol=2e-6)
 
 
 def test_between_two_whole_weights_a_push_is_plain() -> None:

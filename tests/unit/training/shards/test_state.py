@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -111,47 +109,7 @@ def test_the_added_delta_is_not_changed() -> None:
     assert delta.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_arrays_stay_float32() -> None:
-    """Weights and rules are Python floats; no array becomes float64."""
-    state = shard(0.0, 0.0, parameters=1)
-    state.apply(identity(1), 1.0, vector(1.0, 1.0), NESTEROV)
-
-    assert state.momentum is not None
-    assert {state.value.dtype, state.momentum.dtype} == {np.dtype(np.float32)}
-
-
-def test_the_order_of_arrival_does_not_matter_without_momentum() -> None:
-    """Every order of four deltas gives the same value, version and identities."""
-    deltas = {identity(step, node): vector(2.0**step, -(3.0**node)) for step, node in [(1, 0), (1, 1), (2, 0), (5, 2)]}
-    results = []
-    for order in permutations(deltas):
-        state = shard(0.0, 0.0)
-        for one in order:
-            state.apply(one, 0.5, deltas[one], SUM)
-        results.append((state.value.tolist(), state.version, sorted(state.applied.rows())))
-
-    assert all(result == results[0] for result in results)
-
-
 # -- bulk-synchronous: pending deltas ---------------------------------------------------------------------------------
-
-
-def test_folding_does_not_depend_on_the_order_of_arrival() -> None:
-    """Pending deltas are folded in the order of identities: the same bits, with momentum."""
-    seed = 4
-    print(f"seed {seed}")
-    rng, order = np.random.default_rng(seed), random.Random(seed)
-    held = [(identity(step, node), rng.normal(size=30).astype(np.float32)) for step in (1, 2) for node in range(5)]
-    results = set()
-    for _ in range(20):
-        state = ShardState(value=np.ones(30, dtype=np.float32), parameters=20)
-        for one, delta in order.sample(held, len(held)):
-            state.add_pending(one, 0.2, delta)
-        assert state.fold(2, NESTEROV) == 10
-        assert state.momentum is not None
-        results.add((state.value.tobytes(), state.momentum.tobytes(), state.version))
-
-    assert len(results) == 1
 
 
 def test_a_pending_delta_is_known_but_not_visible() -> None:
@@ -179,27 +137,6 @@ def test_folding_takes_the_steps_up_to_the_barrier_only() -> None:
     assert state.knows(identity(3))
     assert list(state.pending) == [3]
     assert state.folded_step == 2
-
-
-def test_folding_again_changes_nothing() -> None:
-    """Pulls of many nodes name the same step, and old ones arrive late."""
-    state = shard(0.0)
-    state.add_pending(identity(2), 1.0, vector(1.0))
-    state.fold(2, SUM)
-
-    assert state.fold(2, SUM) == 0
-    assert state.fold(1, SUM) == 0
-    assert (state.value[0], state.version, state.folded_step) == (1.0, 1, 2)
-
-
-def test_a_delta_that_comes_after_its_fold_is_kept_for_the_next() -> None:
-    """A late delta of a folded step is not lost: the next fold takes it."""
-    state = shard(0.0)
-    state.fold(5, SUM)
-    state.add_pending(identity(4), 1.0, vector(1.0))
-
-    assert state.fold(5, SUM) == 1
-    assert state.value[0] == 1.0
 
 
 # -- copies and sizes -------------------------------------------------------------------------------------------------

@@ -42,23 +42,6 @@ def finish(one: DataMember, partitions: set[int], epoch: int = 0) -> None:
     one.on_trained([PartitionTrained(epoch, partition, 1, True) for partition in sorted(partitions)], -1)
 
 
-def test_a_node_alone_may_begin_at_once() -> None:
-    """Without peers it owns everything."""
-    alone = member(A)
-    alone.on_peers([], 0.0)
-
-    assert alone.is_admitted(0.0)
-    assert claim_all(alone) == set(range(60))
-
-
-def test_members_divide_an_epoch() -> None:
-    """Every partition is begun by one of three."""
-    parts = [claim_all(one) for one in admitted(A, B, C)]
-
-    assert sorted(partition for part in parts for partition in part) == list(range(60))
-    assert all(parts)
-
-
 def test_a_joiner_waits_for_every_peer() -> None:
     """A peer that has not answered may have begun anything."""
     joiner, other = member(A), member(B)
@@ -69,20 +52,6 @@ def test_a_joiner_waits_for_every_peer() -> None:
     assert not joiner.is_admitted(1.0)
     joiner.on_no_data(C)
     assert joiner.is_admitted(1.0)
-
-
-def test_a_joiner_does_not_begin_what_is_begun() -> None:
-    """The answer says what its sender has begun, and from then on it leaves to the joiner what is the joiner's."""
-    [first] = admitted(A)
-    begun = {claim.partition for claim in (first.begin(0.0, finished=False, has_claims=False), first.claim(0, 20))[1]}
-    joiner = member(B)
-    exchange(joiner, first)
-
-    assert joiner.is_admitted(0.0)
-    theirs, rest = claim_all(joiner), {claim.partition for claim in first.claim(0, 1000)}
-    assert theirs
-    assert not theirs & (begun | rest)
-    assert theirs | begun | rest == set(range(60))
 
 
 def test_a_joiner_hears_of_a_member_from_another() -> None:
@@ -125,21 +94,6 @@ def test_a_member_that_nobody_reaches_directly_is_heard_through_others() -> None
     assert sorted(partition for part in parts for partition in part) == list(range(60))
 
 
-def test_the_survivors_take_what_a_dead_member_had_not_trained() -> None:
-    """What it had reported, and others have heard of, is not trained again; the rest is."""
-    first, second = admitted(A, B)
-    mine, theirs = claim_all(first), claim_all(second)
-    done = set(sorted(theirs)[:5])
-    finish(second, done)
-    exchange(second, first)
-    assert first.claim(0, 1000) == []
-
-    first.on_gone(B)
-
-    assert {claim.partition for claim in first.claim(0, 1000)} == theirs - done
-    assert mine == set(range(60)) - theirs
-
-
 def test_a_member_that_leaves_says_how_far_it_has_come() -> None:
     """To the sample: the next one continues within a partition."""
     shape = DataShape("samples", 60_000, 1)
@@ -156,19 +110,6 @@ def test_a_member_that_leaves_says_how_far_it_has_come() -> None:
     first.begin(0.0, finished=False, has_claims=False)
     assert Claim(0, claim.partition, 17) in first.claim(0, 2000)
     assert first.view() == [(A, 1)]
-
-
-def test_a_restarted_node_is_another_member() -> None:
-    """Its new start takes the place of the old, whose unfinished partitions are free again."""
-    first, second = admitted(A, B)
-    claim_all(second)
-    exchange(second, first)
-    again = member(B, incarnation=2)
-    exchange(again, first)
-
-    assert first.view() == [(A, 1), (B, 2)]
-    parts = [claim_all(first), claim_all(again)]
-    assert sorted(partition for part in parts for partition in part) == list(range(60))
 
 
 def test_a_member_wrongly_declared_dead_is_taken_back() -> None:
@@ -285,3 +226,16 @@ def test_random_histories_train_every_sample_once() -> None:
     assert sum(tally.deaths for tally in tallies) > 4
     assert sum(tally.leaves for tally in tallies) > 4
     assert sum(tally.trained for tally in tallies) > 1200
+
+
+def test_a_restarted_node_is_another_member() -> None:
+    """Its new start takes the place of the old, whose unfinished partitions are free again."""
+    first, second = admitted(A, B)
+    claim_all(second)
+    exchange(second, first)
+    again = member(B, incarnation=2)
+    exchange(again, first)
+
+    assert first.view() == [(A, 1), (B, 2)]
+    parts = [claim_all(first), claim_all(again)]
+    assert sorted(partition for part in parts for partition in part) == list(range(60))

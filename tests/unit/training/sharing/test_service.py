@@ -139,36 +139,6 @@ def scene(other: DataMember | str | None, play: Callable[[Bench], Any]) -> Bench
     return benches[0]
 
 
-def test_a_node_alone_is_answered_at_once() -> None:
-    """Nobody has to be asked."""
-
-    async def play(bench: Bench) -> None:
-        bench.trainer.handler(DataOpened(SHAPE, None))
-        bench.want(1)
-        assert [len(message.claims) for message in bench.trainer.granted()] == [5]
-
-    scene(None, play)
-
-
-def test_a_joiner_is_answered_after_a_round_trip() -> None:
-    """It asks the other node at once, and begins nothing that this one has begun."""
-    other = DataMember(OTHER, 1, SHAPE, 0.0)
-    other.is_admitted(0.0)
-    other.begin(0.0, finished=False, has_claims=False)
-    begun = {claim.partition for claim in other.claim(0, 30)}
-
-    async def play(bench: Bench) -> None:
-        bench.trainer.handler(DataOpened(SHAPE, None))
-        bench.want(1, count=60)
-        assert bench.trainer.granted() == []
-        async with asyncio.timeout(0.5):
-            granted = await bench.granted(1)
-        assert granted.claims
-        assert not {claim.partition for claim in granted.claims} & begun
-
-    scene(other, play)
-
-
 def test_a_node_without_this_request_shares_nothing() -> None:
     """An older version refuses the request: it is not waited for."""
 
@@ -193,23 +163,6 @@ def test_a_silent_node_delays_the_script_for_a_bounded_time() -> None:
     bench = scene("silent", play)
 
     assert [record.event for record in bench.records if record.level == "warning"] == ["data_member_silent"]
-
-
-def test_a_death_frees_what_the_dead_had_begun() -> None:
-    """The overlay's news reaches the decisions, and a waiting script is answered."""
-    other = DataMember(OTHER, 1, SHAPE, 0.0)
-
-    async def play(bench: Bench) -> None:
-        bench.trainer.handler(DataOpened(SHAPE, None))
-        bench.want(1, count=60)
-        first = await bench.granted(1)
-        bench.swarm.change(PeerChange(OTHER, "dead"))
-        bench.want(2, begins=False, count=60)
-        second = await bench.granted(2)
-        assert len(first.claims) < 60
-        assert len(first.claims) + len(second.claims) == 60
-
-    scene(other, play)
 
 
 def test_what_is_trained_reaches_the_others_and_the_next_checkpoint() -> None:
@@ -250,22 +203,6 @@ def test_a_restarted_trainer_gets_what_the_old_one_had_begun() -> None:
     scene(None, play)
 
 
-def test_leaving_tells_the_members_and_ends_the_iteration() -> None:
-    """Afterwards the node begins nothing: a script that still asks gets nothing."""
-    other = DataMember(OTHER, 1, SHAPE, 0.0)
-
-    async def play(bench: Bench) -> None:
-        bench.trainer.handler(DataOpened(SHAPE, None))
-        bench.want(1)
-        await bench.granted(1)
-        await bench.service.leave(1.0)
-        bench.want(2, begins=False)
-        assert (await bench.granted(2)).claims == []
-        assert other.view() == [(OTHER, 1)]
-
-    scene(other, play)
-
-
 def test_a_malformed_request_is_refused() -> None:
     """Bytes that are no message raise in the sender."""
 
@@ -299,3 +236,36 @@ def test_the_service_goes_on_after_a_fault() -> None:
         assert [record.event for record in bench.records if record.level == "error"] == ["service_failed"]
 
     scene(DataMember(OTHER, 1, SHAPE, 0.0), play)
+
+
+def test_a_death_frees_what_the_dead_had_begun() -> None:
+    """The overlay's news reaches the decisions, and a waiting script is answered."""
+    other = DataMember(OTHER, 1, SHAPE, 0.0)
+
+    async def play(bench: Bench) -> None:
+        bench.trainer.handler(DataOpened(SHAPE, None))
+        bench.want(1, count=60)
+        first = await bench.granted(1)
+        bench.swarm.change(PeerChange(OTHER, "dead"))
+        bench.want(2, begins=False, count=60)
+        second = await bench.granted(2)
+        assert len(first.claims) < 60
+        assert len(first.claims) + len(second.claims) == 60
+
+    scene(other, play)
+
+
+def test_leaving_tells_the_members_and_ends_the_iteration() -> None:
+    """Afterwards the node begins nothing: a script that still asks gets nothing."""
+    other = DataMember(OTHER, 1, SHAPE, 0.0)
+
+    async def play(bench: Bench) -> None:
+        bench.trainer.handler(DataOpened(SHAPE, None))
+        bench.want(1)
+        await bench.granted(1)
+        await bench.service.leave(1.0)
+        bench.want(2, begins=False)
+        assert (await bench.granted(2)).claims == []
+        assert other.view() == [(OTHER, 1)]
+
+    scene(other, play)

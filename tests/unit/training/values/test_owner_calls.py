@@ -85,23 +85,6 @@ class Bench:
         return [(name, shards) for _, name, shards in self.sent]
 
 
-def test_shards_of_one_owner_go_in_one_request() -> None:
-    """One request to each owner, and each call has its answer; where nothing waits nothing is sent."""
-
-    async def scenario() -> None:
-        bench = Bench({0: OWNER, 1: OTHER, 2: OWNER})
-        bench.calls.wake()
-        await asyncio.sleep(0.1)
-        assert bench.sent == []
-        answers = await asyncio.gather(*bench.call(0, 1, 2, 2))
-        assert [(owner, result.shard) for owner, result in answers] == [(OWNER, 0), (OTHER, 1), (OWNER, 2), (OWNER, 2)]
-        assert sorted(bench.requests) == [("b", [0, 2, 2]), ("c", [1])]
-        assert bench.calls.waiting() == []
-        await bench.calls.stop()
-
-    run(scenario())
-
-
 def test_a_shard_has_one_request_at_a_time_and_an_owner_few() -> None:
     """What comes for a shard meanwhile goes with its next request; every call is sent once."""
 
@@ -162,23 +145,6 @@ def test_a_shard_that_was_not_answered_rests_alone() -> None:
         bench.moving, bench.later = [], []
         await asyncio.gather(*bench.calls.waiting())
         assert bench.directory.failures == []
-        await bench.calls.stop()
-
-    run(scenario())
-
-
-def test_a_shard_without_a_known_owner_is_looked_for_and_then_sent() -> None:
-    """It takes no request meanwhile."""
-
-    async def scenario() -> None:
-        bench = Bench({})
-        bench.call(3)
-        await asyncio.sleep(0.1)
-        assert bench.sent == []
-        assert bench.directory.refreshed[0] == [3]
-        bench.directory.owners[3] = OWNER
-        await asyncio.sleep(MAX_RETRY_S * 1.5)
-        assert bench.requests == [("b", [3])]
         await bench.calls.stop()
 
     run(scenario())

@@ -60,42 +60,6 @@ async def _turns(count: int = 4) -> None:
         await asyncio.sleep(0)
 
 
-def test_what_comes_in_one_turn_begins_together() -> None:
-    """Three wakes of one turn are one `begin`, and nothing begins inside `wake` itself."""
-
-    async def scenario() -> None:
-        works = _Works()
-        for shard in (3, 1, 2):
-            works.want(shard)
-        assert works.begun == []
-        await _turns()
-        assert works.begun == [[3, 1, 2]]
-        assert list(works.busy) == [3, 1, 2]
-        await works.stop()
-
-    run(scenario())
-
-
-def test_a_busy_shard_begins_again_only_when_it_is_free() -> None:
-    """The end of its work begins what is due by itself."""
-
-    async def scenario() -> None:
-        works = _Works()
-        works.want(1)
-        await _turns()
-        works.want(1, 2)
-        await _turns()
-        assert works.begun == [[1], [2]]
-        works.go_on.set()
-        await _turns(8)
-        assert works.begun[2] == [1]
-        assert sorted(works.ended) == [[1], [1], [2]]
-        assert not works.busy
-        await works.stop()
-
-    run(scenario())
-
-
 def test_a_shard_that_was_handed_to_other_work_stays_busy_with_that() -> None:
     """The end of the first work frees the rest alone."""
 
@@ -112,23 +76,6 @@ def test_a_shard_that_was_handed_to_other_work_stays_busy_with_that() -> None:
         await _turns()
         assert not works.busy
         await works.stop()
-
-    run(scenario())
-
-
-def test_nothing_begins_after_halt_and_stop_waits_for_all() -> None:
-    """Tasks under way are cancelled and have ended when `stop` returns; a wake before or after begins nothing."""
-
-    async def scenario() -> None:
-        works = _Works()
-        works.want(1)
-        await _turns()
-        works.want(2)
-        await works.stop()
-        assert works.ended == [[1]]
-        works.wake()
-        await _turns()
-        assert works.begun == [[1]]
 
     run(scenario())
 
