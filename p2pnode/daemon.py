@@ -32,7 +32,7 @@ from p2pnode.keys.closed_swarm import ClosedSwarm, open_closed_swarm
 from p2pnode.keys.key_files import find_keys, own_input, save_invitation
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
-from p2pnode.log_file import BoundedLog
+from p2pnode.log_file import bounded
 from p2pnode.overlay.addresses import Address, is_loopback
 from p2pnode.overlay.background_output import BackgroundOutput, descriptor_writer
 from p2pnode.overlay.bootstrap import lan
@@ -102,7 +102,7 @@ def run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(folder))
         stack.callback(lambda: empty_again(folder) if fresh and code != 0 else None)
-        stream = stack.enter_context(logs.LogStream(sys.stderr, BoundedLog.of(folder)))
+        stream = stack.enter_context(logs.LogStream(sys.stderr, folder))
         # Again: the first look was at a directory that another process may have been using.
         check_run(run_of(folder), config, folder)
         if invitation is not None:
@@ -131,9 +131,8 @@ async def _main(config: Config, folder: Path, keys: KeyRing | None, stream: logs
     clock = SystemClock()
     events = EventRing()
     log = EventLog(events, logs.configure(config.log, stream), clock)
-    bound, put = BoundedLog.of(folder), descriptor_writer(sys.stdout.fileno())
     printed = BackgroundOutput(
-        put if bound is None else bound.wrap(put),
+        bounded(folder, descriptor_writer(sys.stdout.fileno())),
         note=missing_output,
         on_drop=lambda: log.warning("output_dropped", reason="nobody reads the standard output of this process"),
     )

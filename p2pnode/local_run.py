@@ -27,7 +27,7 @@ from p2pnode.config.state_folders import LOCAL, local_folders
 from p2pnode.config.toml import toml
 from p2pnode.directory_lock import is_locked, locked
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.log_file import BoundedLog, open_log
+from p2pnode.log_file import bounded, open_log
 from p2pnode.overlay.addresses import Address, is_loopback, split_address, usable_host
 
 #: Settings that each node has of its own, so that another one does not take them over.
@@ -115,7 +115,7 @@ class LocalNode:
     """One node's process. What it prints gets its number in front, or goes to its own log where somebody watches."""
 
     def __init__(
-        self, number: int, folder: Path, command: Sequence[str], given: str, bound: BoundedLog | None, *, logs: bool
+        self, number: int, folder: Path, command: Sequence[str], given: str = "", *, logs: bool = False
     ) -> None:
         self.number = number
         self.folder = folder
@@ -136,7 +136,8 @@ class LocalNode:
             self.process.stdin.close()
         for source, target in ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr)):
             if source is not None:
-                arguments = (source, target, f"[{number}] ".encode(), bound)
+                # The log of a start in the background is that of all its nodes.
+                arguments = (source, bounded(folder.parent, _writer(target)), f"[{number}] ".encode())
                 self.printers.append(threading.Thread(target=_forward, args=arguments, daemon=True))
                 self.printers[-1].start()
 
@@ -167,15 +168,20 @@ class LocalNode:
 _printing = threading.Lock()
 
 
-def _forward(source: IO[bytes], target: Any, prefix: bytes, bound: BoundedLog | None = None) -> None:
+def _writer(target: Any) -> Callable[[bytes], None]:
+    def write(data: bytes) -> None:
+        target.buffer.write(data)
+        target.buffer.flush()
+
+    return write
+
+
+def _forward(source: IO[bytes], write: Callable[[bytes], object], prefix: bytes) -> None:
     """Copy lines with a prefix, whole ones at a time, until the source ends."""
     with source:
         while line := source.readline(MAX_LINE_BYTES):
             with _printing, contextlib.suppress(OSError, ValueError):
-                if bound is not None:
-                    bound.count(len(prefix) + len(line))
-                target.buffer.write(prefix + line.rstrip(b"\n") + b"\n")
-                target.buffer.flush()
+                write(prefix + line.rstrip(b"\n") + b"\n")
 
 
 #: How often the nodes have been asked to end, if it were for the watcher: 1 asks them to leave, 2 ends them at once, 3
@@ -234,12 +240,11 @@ class _LocalRun:
         known = [address for place in (home, *local_folders(home)) if (address := _address_of(place))]
         running = [int(place.name) for place in local_folders(home) if is_locked(place)]
         elsewhere = bool(start.loaded.config.swarm.bootstrap or start.invitation)
-        bound = BoundedLog.of(home / LOCAL)
         for node in _planned(start, running):
             folder = home / LOCAL / str(node.number)
             command = [*start.program, *_arguments(start, node, folder, known)]
             logs = start.watch is not None
-            self._nodes.append(LocalNode(node.number, folder, command, start.invitation, bound, logs=logs))
+            self._nodes.append(LocalNode(node.number, folder, command, start.invitation, logs=logs))
             if not known and not elsewhere:
                 self._until_up()
                 known = [address] if (address := _address_of(folder)) else []

@@ -42,51 +42,36 @@ def is_log_of(folder: Path, descriptor: int) -> bool:
         return False
 
 
-class BoundedLog:
-    """Counts what is written to the log of a directory, and begins a new file when the present one is full.
+def bounded(
+    folder: Path, write: Callable[[bytes], object], descriptors: tuple[int, ...] = (1, 2), *, max_bytes: int = MAX_BYTES
+) -> Callable[[bytes], object]:
+    """`write`, which begins a new log of this directory when the present one is full. `descriptors` are standard output
+    and error of this process; where neither is the log, `write` itself. Any thread may call it."""
+    logs = [one for one in descriptors if is_log_of(folder, one)]
+    if not logs:
+        return write
 
-    Its descriptors are those of this process: standard output and error. Any thread may call it.
-    """
+    def put(data: bytes) -> None:
+        with _changing, contextlib.suppress(OSError):  # a full disk: the present file goes on
+            if os.fstat(logs[0]).st_size >= max_bytes:
+                _begin_anew(folder, logs)
+        write(data)
 
-    def __init__(self, folder: Path, descriptors: tuple[int, ...] = (1, 2), *, max_bytes: int = MAX_BYTES) -> None:
-        self._folder = folder
-        self._descriptors = [one for one in descriptors if is_log_of(folder, one)]
-        self._max_bytes = max_bytes
-        self._left = max_bytes - (folder / LOG_FILE).stat().st_size
-        self._lock = threading.Lock()
+    return put
 
-    @classmethod
-    def of(cls, folder: Path) -> BoundedLog | None:
-        """For this process, if its standard error is the log of this directory."""
-        return cls(folder) if is_log_of(folder, 2) else None
 
-    def wrap(self, write: Callable[[bytes], object]) -> Callable[[bytes], None]:
-        """`write`, counted."""
+_changing = threading.Lock()
 
-        def put(data: bytes) -> None:
-            self.count(len(data))
-            write(data)
 
-        return put
-
-    def count(self, size_bytes: int) -> None:
-        """So many bytes are about to be written."""
-        with self._lock:
-            if self._left <= 0:
-                with contextlib.suppress(OSError):  # a full disk: the present file goes on
-                    self._begin_anew()
-                self._left = self._max_bytes
-            self._left -= size_bytes
-
-    def _begin_anew(self) -> None:
-        if any(is_log_of(self._folder, one) for one in self._descriptors):  # not yet by another process
-            (self._folder / LOG_FILE).replace(self._folder / FORMER_FILE)
-        opened = open_log(self._folder)
-        try:
-            for descriptor in self._descriptors:
-                os.dup2(opened, descriptor)
-        finally:
-            os.close(opened)
+def _begin_anew(folder: Path, descriptors: Sequence[int]) -> None:
+    if is_log_of(folder, descriptors[0]):  # not yet by another process
+        (folder / LOG_FILE).replace(folder / FORMER_FILE)
+    opened = open_log(folder)
+    try:
+        for descriptor in descriptors:
+            os.dup2(opened, descriptor)
+    finally:
+        os.close(opened)
 
 
 def lines_of(file: Path) -> Iterator[str]:

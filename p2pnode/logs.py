@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
 from p2pnode.config.settings import LogSettings
-from p2pnode.log_file import BoundedLog
+from p2pnode.log_file import bounded
 from p2pnode.overlay.background_output import BackgroundOutput, descriptor_writer
 from p2pnode.overlay.environment import Log
 
@@ -30,11 +31,10 @@ class LogStream:
     A context: its end waits until the last line was written, but not for ever.
     """
 
-    def __init__(self, stream: TextIO, bound: BoundedLog | None = None) -> None:
-        """`bound` counts what is written, where the stream is a log file."""
+    def __init__(self, stream: TextIO, folder: Path = Path()) -> None:
+        """The stream may be the log of `folder`, which is bounded."""
         self._is_terminal = stream.isatty()
-        write = descriptor_writer(stream.fileno())
-        self._output = BackgroundOutput(write if bound is None else bound.wrap(write), note=_missing_lines)
+        self._output = BackgroundOutput(bounded(folder, descriptor_writer(stream.fileno())), note=_missing_lines)
 
     def isatty(self) -> bool:
         return self._is_terminal

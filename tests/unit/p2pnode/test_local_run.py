@@ -90,9 +90,7 @@ def test_a_node_that_nobody_can_let_in_is_ended(
     """When all nodes that had joined have ended, the one that has not is told to end, with the reason; while another
     runs in the swarm, or it has joined, it is left alone."""
     states = {"2": "joining", "3": "training"}
-    nodes = [
-        local_run.LocalNode(number, tmp_path / str(number), ["sleep", "60"], "", None, logs=False) for number in (2, 3)
-    ]
+    nodes = [local_run.LocalNode(number, tmp_path / str(number), ["sleep", "60"]) for number in (2, 3)]
     monkeypatch.setattr(local_run, "_is_joining", lambda folder: states[folder.name] == "joining")
     try:
         local_run._end_left_out(nodes)

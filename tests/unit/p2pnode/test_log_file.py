@@ -11,10 +11,10 @@ import pytest
 from p2pnode.log_file import (
     FORMER_FILE,
     LOG_FILE,
-    BoundedLog,
     Entry,
     EntryFilter,
     Follower,
+    bounded,
     is_log_of,
     last,
     lines_of,
@@ -33,8 +33,7 @@ def descriptor(tmp_path: Path) -> Iterator[int]:
 
 def test_a_full_file_becomes_the_former_one(tmp_path: Path, descriptor: int) -> None:
     """Two files of at most that size and one line remain, with the newest lines; no other user reads them."""
-    log = BoundedLog(tmp_path, (descriptor,), max_bytes=100)
-    write = log.wrap(lambda data: os.write(descriptor, data))
+    write = bounded(tmp_path, lambda data: os.write(descriptor, data), (descriptor,), max_bytes=100)
     for number in range(50):
         write(b"%9d\n" % number)
 
@@ -48,22 +47,13 @@ def test_a_full_file_becomes_the_former_one(tmp_path: Path, descriptor: int) -> 
     assert (tmp_path / LOG_FILE).stat().st_mode & 0o077 == 0
 
 
-def test_a_file_that_was_long_before_is_counted(tmp_path: Path, descriptor: int) -> None:
-    """The next start of a node does not begin to count at zero."""
-    os.write(descriptor, b"x" * 200)
-    BoundedLog(tmp_path, (descriptor,), max_bytes=100).count(1)
-    assert (tmp_path / FORMER_FILE).stat().st_size == 200
-
-
 def test_one_that_another_process_changed_is_not_moved_again(tmp_path: Path, descriptor: int) -> None:
     """Local nodes that were started twice share a log: the second one to notice goes over to the new file."""
-    log = BoundedLog(tmp_path, (descriptor,), max_bytes=10)
-    os.write(descriptor, b"first\n")
+    write = bounded(tmp_path, lambda data: os.write(descriptor, data), (descriptor,), max_bytes=6)
+    write(b"first\n")
     (tmp_path / LOG_FILE).replace(tmp_path / FORMER_FILE)
     (tmp_path / LOG_FILE).write_bytes(b"other\n")
-    log.count(20)
-    log.count(1)
-    os.write(descriptor, b"second\n")
+    write(b"second\n")
 
     assert (tmp_path / LOG_FILE).read_bytes() == b"other\nsecond\n"
     assert (tmp_path / FORMER_FILE).read_bytes() == b"first\n"
@@ -76,6 +66,7 @@ def test_only_the_log_of_the_directory_is_one(tmp_path: Path, descriptor: int) -
         assert is_log_of(tmp_path, descriptor)
         assert not is_log_of(tmp_path, other)
         assert not is_log_of(tmp_path / "missing", other)
+        assert bounded(tmp_path, print, (other,)) is print
     finally:
         os.close(other)
 
