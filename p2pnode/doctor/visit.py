@@ -12,6 +12,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,16 +130,7 @@ async def visit(config: Config, keys: KeyRing | None) -> AsyncIterator[DoctorChe
 
 def _remembered(state_folder: Path, visitor: _Visitor) -> list[str]:
     """Addresses of former peers."""
-    environment = visitor.environment
-    store = PeerStore(
-        Environment(
-            clock=environment.clock,
-            entropy=environment.entropy,
-            disk=FolderDisk(state_folder),
-            executor=environment.executor,
-            log=environment.log,
-        )
-    )
+    store = PeerStore(replace(visitor.environment, disk=FolderDisk(state_folder)))
     store.load()
     return [str(address) for address in store.addresses()[:MAX_REMEMBERED]]
 

@@ -89,7 +89,7 @@ class SwarmCallback(Callback):
             iter(trainer.fit_loop._data_fetcher)  # noqa: SLF001 - Lightning does this at each new epoch
         self._stop_with_the_swarm(trainer)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, *_: Any) -> None:
         self._validation.close()
 
     def on_train_batch_end(

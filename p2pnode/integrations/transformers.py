@@ -86,21 +86,15 @@ class SwarmCallback(TrainerCallback):
         if args.eval_on_start:
             self._pause()
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._between_steps.close()
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, *_: Any, **kwargs: Any) -> None:
         if self._swarm().done:
             # The run had ended before this node could take part, and the Trainer stops only after one step.
             kwargs["model"].zero_grad(set_to_none=True)
 
-    def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
         self._batches += 1
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
