@@ -10,7 +10,7 @@ import typer
 
 from p2pnode.commands.options import JsonOption, Place, running_in, takes
 from p2pnode.commands.output import print_json, print_line, print_lines
-from p2pnode.terminal.lines import Line, Style, Tone, wrapped
+from p2pnode.terminal.lines import Line, Style, Tone, labelled
 
 #: Between two redraws of the bar; a look at PyTorch or at other machines takes seconds.
 TICK_S = 0.25
@@ -90,16 +90,6 @@ def doctor(
 def finding_lines(name: str, level: str, what: str, do: str, style: Style) -> list[Line]:
     """Mark, name and text; on a terminal wrapped beside the name."""
     mark, tone = _MARKS.get(level, ("?", ""))
-    width = None if style.width is None else max(10, style.width - _INDENT)
-    texts = [(piece, tone if level in ("warning", "error") else "") for piece in _pieces(what, width)]
-    lines: list[Line] = []
-    for at, (piece, shade) in enumerate(texts):
-        head: Line = [(f"{mark} ", tone), (f"{name:<{_NAME_CELLS}} ", "dim")] if at == 0 else [(" " * _INDENT, "")]
-        lines.append([*head, (piece, shade)])
-    for piece in _pieces(f"do: {do}", width) if do else []:
-        lines.append([(" " * _INDENT, ""), (piece, "")])  # noqa: PERF401 -- a comprehension would not fit the type
-    return lines
-
-
-def _pieces(text: str, width: int | None) -> list[str]:
-    return [text] if width is None else wrapped(text, width)
+    lines = labelled("", what, style, indent=_INDENT, tone=tone if level in ("warning", "error") else "")
+    lines[0][:1] = [(f"{mark} ", tone), (f"{name:<{_NAME_CELLS}} ", "dim")]
+    return lines + (labelled("", f"do: {do}", style, indent=_INDENT) if do else [])

@@ -21,8 +21,8 @@ from p2pnode.terminal.status_view import (
     STATE_TONES,
     headline,
     health_lines,
-    listed,
     lost_peer,
+    objects,
     part,
     peers_lines,
     population,
@@ -138,8 +138,7 @@ def watch_lines(seen: Seen, style: Style, height: int) -> list[Line]:
     if seen.trouble:
         lines.append([(seen.trouble, "bad")])
     lines += [[], *_own(status), *_curves(seen, style), *progress_lines(status, style, "")]
-    lost = [entry for entry in listed(status, "lost") if isinstance(entry, dict)]
-    if lost:
+    if lost := objects(status, "lost"):
         lines.append([("lost  ", "dim"), (lost_peer(lost[0]), "warn")])
     health = health_lines(status, style) if status.get("health") else []
     room = height - len(lines) - 1

@@ -18,7 +18,7 @@ from p2pnode.doctor.machine import DoctorCheck, error, info, ok, warning
 from p2pnode.doctor.visit import visit
 from p2pnode.errors import UserError
 from p2pnode.keys.key_files import find_keys, own_input
-from p2pnode.terminal.status_view import findings, part
+from p2pnode.terminal.status_view import objects, part
 from p2pnode.training import kernels
 
 
@@ -103,7 +103,7 @@ def node_checks(status: Mapping[str, Any], version: str) -> list[DoctorCheck]:
                 "start the node again, so that it runs the installed version",
             )
         )
-    for entry in findings(status):
+    for entry in objects(status, "health"):
         level, what, do = str(entry.get("level")), str(entry.get("what", "")), str(entry.get("do", ""))
         make = {"error": error, "warning": warning}.get(level, info)
         found.append(make("health", what, do))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from p2pnode.terminal.lines import Column, Line, Span, Style, Tone, labelled, table, wrapped
+from p2pnode.terminal.lines import Column, Line, Span, Style, Tone, labelled, table
 from p2pnode.terminal.numbers import duration, number, progress_text, rate, share, short, size
 
 PEER_COLUMNS = (
@@ -86,6 +86,11 @@ def listed(status: Mapping[str, Any], key: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def objects(status: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The objects of a list of the status."""
+    return [entry for entry in listed(status, key) if isinstance(entry, dict)]
+
+
 def state_name(state: object) -> str:
     """A state in words."""
     return str(state or "?").replace("_", " ")
@@ -93,15 +98,11 @@ def state_name(state: object) -> str:
 
 def tone_of(status: Mapping[str, Any]) -> Tone:
     """Green, amber or red: the state, or what is worst in `health`."""
-    levels = {_LEVELS.get(str(entry.get("level")), "") for entry in findings(status)}
+    levels = {_LEVELS.get(str(entry.get("level")), "") for entry in objects(status, "health")}
     tone = STATE_TONES.get(str(status.get("state")), "")
     if "bad" in levels or tone == "bad":
         return "bad"
     return "warn" if "warn" in levels or tone == "warn" else tone
-
-
-def findings(status: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [entry for entry in listed(status, "health") if isinstance(entry, dict)]
 
 
 def population(entry: Mapping[str, Any] | None) -> str:
@@ -152,10 +153,10 @@ def headline(status: Mapping[str, Any], style: Style) -> list[Line]:
     """The summary with its colour."""
     tone = tone_of(status)
     mark = _MARKS.get(tone, "●")
-    width = None if style.width is None else max(10, style.width - 2)
     text = str(status.get("summary") or f"{state_name(status.get('state'))} at step {status.get('step', '?')}")
-    pieces = [text] if width is None else wrapped(text, width)
-    return [[(f"{mark} " if at == 0 else "  ", tone), (piece, "bold")] for at, piece in enumerate(pieces)]
+    lines = labelled("", text, style, indent=2, tone="bold")
+    lines[0][0] = (f"{mark} ", tone)
+    return lines
 
 
 def status_lines(status: Mapping[str, Any], style: Style) -> list[Line]:
@@ -165,9 +166,7 @@ def status_lines(status: Mapping[str, Any], style: Style) -> list[Line]:
         *_connected(status),
         *_learning(status),
         *_waiting(status),
-        *device_rows(
-            [entry for entry in listed(status, "devices") if isinstance(entry, dict)], part(status, "coordination")
-        ),
+        *device_rows(objects(status, "devices"), part(status, "coordination")),
         *_exchange(status),
         *repair_rows(part(status, "exchange")),
         *value_rows(part(status, "values")),
@@ -188,7 +187,7 @@ def _connected(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("connected", f"{population(status.get('population'))}; run {status.get('run', '?')}{kind}"),
         ("", f"this node: {short(node.get('id'))} at {node.get('address', '?')}{up}"),
     ]
-    recent = [entry for entry in listed(status, "lost") if isinstance(entry, dict)][:3]
+    recent = objects(status, "lost")[:3]
     return rows + [("lost" if at == 0 else "", lost_peer(entry)) for at, entry in enumerate(recent)]
 
 
@@ -261,25 +260,24 @@ def progress_lines(status: Mapping[str, Any], style: Style, label: str = "progre
     lines: list[Line] = []
     indent = 11 if label else 0
     width = (80 if style.width is None else style.width) - indent
-    for entry in listed(status, "progress"):
-        if isinstance(entry, dict):
-            text = progress_text(
-                str(entry.get("what", "?")),
-                float(entry.get("done") or 0),
-                float(entry.get("total") or 0),
-                str(entry.get("unit") or ""),
-                entry.get("left_seconds"),
-                width=width,
-                passed_s=float(entry.get("since_seconds") or 0),
-            )
-            lines.append([(f"{label if not lines else '':<{indent}}", "dim"), (text, "")])
+    for entry in objects(status, "progress"):
+        text = progress_text(
+            str(entry.get("what", "?")),
+            float(entry.get("done") or 0),
+            float(entry.get("total") or 0),
+            str(entry.get("unit") or ""),
+            entry.get("left_seconds"),
+            width=width,
+            passed_s=float(entry.get("since_seconds") or 0),
+        )
+        lines.append([(f"{label if not lines else '':<{indent}}", "dim"), (text, "")])
     return lines
 
 
 def health_lines(status: Mapping[str, Any], style: Style) -> list[Line]:
     """What needs attention, each with what to do below it."""
     lines: list[Line] = []
-    for entry in findings(status):
+    for entry in objects(status, "health"):
         level = str(entry.get("level", "?"))
         label = "" if lines else "health"
         lines += labelled(label, f"{level}: {entry.get('what', '')}", style, tone=_LEVELS.get(level, "warn"))
