@@ -113,11 +113,11 @@ class _LocalPosition(msgspec.Struct, frozen=True):
 class LocalTasks(_Connected):
     """All chunks of the files of this machine, pass after pass, in an order of this node's own; a task is a chunk.
 
-    `node_seed` differs on each node. Raises `RecordFilesMissing` and `BadDataset`.
+    `node_seed` differs on each node. Raises `TrainerFailed`.
     """
 
     def __init__(self, source: RecordSource, node_seed: int, connection: DaemonConnection | None = None) -> None:
-        self._dataset: LocalDataset = read_dataset(source.patterns, source.folder)
+        self._dataset = open_files(source)
         self._source = source
         self._seed = node_seed
         super().__init__(connection)
@@ -173,23 +173,14 @@ TaskSource = DispatchedTasks | LocalTasks
 
 def open_tasks(source: RecordSource, node_seed: int, connection: DaemonConnection) -> TaskSource:
     """The tasks of a trainer. Raises `TrainerFailed`."""
-    if source.source == "master":
-        return DispatchedTasks(connection)
-    try:
-        return LocalTasks(source, node_seed, connection)
-    except (RecordFilesMissing, BadDataset) as error:
-        raise _unreadable(error) from error
+    return DispatchedTasks(connection) if source.source == "master" else LocalTasks(source, node_seed, connection)
 
 
 def open_files(source: RecordSource) -> LocalDataset:
     """The files of this machine. Raises `TrainerFailed`."""
     try:
         return read_dataset(source.patterns, source.folder)
-    except (RecordFilesMissing, BadDataset) as error:
-        raise _unreadable(error) from error
-
-
-def _unreadable(error: RecordFilesMissing | BadDataset) -> TrainerFailed:
-    if isinstance(error, RecordFilesMissing):
-        return TrainerFailed(error.reason, error.hint, fatal=True)
-    return TrainerFailed(str(error), "see dispatch.records", fatal=True)
+    except RecordFilesMissing as error:
+        raise TrainerFailed(error.reason, error.hint, fatal=True) from error
+    except BadDataset as error:
+        raise TrainerFailed(str(error), "see dispatch.records", fatal=True) from error

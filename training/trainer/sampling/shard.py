@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from multiprocessing import current_process
 from multiprocessing.connection import Client, Connection, Listener
-from typing import Any, Protocol
+from typing import Any
 
 import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import IterableDataset, get_worker_info
@@ -22,22 +22,6 @@ from p2pnode.training.trainer.sampling.blocks import BLOCKS_ASKED, BlockDealer, 
 from p2pnode.training.trainer.sampling.draws import ClaimProgress
 from p2pnode.training.trainer.sampling.link import DataLink, LinkedReader
 from p2pnode.training.trainer_link.data_messages import UNKNOWN, Claim, DataGranted, PartitionTrained
-
-
-class Blocks(Protocol):
-    """Where one pass gets its blocks."""
-
-    def next_block(self, position: int) -> Claim | None:
-        """The first claim at `position` or behind it; None: this pass has no more."""
-        ...
-
-    def drew(self) -> None:
-        """A sample of the block is about to be yielded."""
-        ...
-
-    def end(self, drawn: int | None, blocks: int) -> None:
-        """The pass ends. If the stream did: after `drawn` samples of the block, and with `blocks` of them in all."""
-        ...
 
 
 class SwarmShard(LinkedReader, IterableDataset[Any]):
@@ -92,7 +76,7 @@ class SwarmShard(LinkedReader, IterableDataset[Any]):
         while len(group := list(itertools.islice(samples, ranks))) == ranks:
             yield group[rank]
 
-    def _samples(self, blocks: Blocks) -> Iterator[Any]:
+    def _samples(self, blocks: _MainBlocks | BridgeClient) -> Iterator[Any]:
         claim = blocks.next_block(0)
         if claim is None:
             blocks.end(None, UNKNOWN)
@@ -134,7 +118,7 @@ class SwarmShard(LinkedReader, IterableDataset[Any]):
 
 
 class _MainBlocks:
-    """The blocks of a pass in the main process. Implements `Blocks`."""
+    """Where a pass in the main process gets its blocks."""
 
     def __init__(self, dealer: BlockDealer, this_pass: PassId) -> None:
         self._dealer = dealer
@@ -143,14 +127,17 @@ class _MainBlocks:
         dealer.begin(this_pass, 1)
 
     def next_block(self, position: int) -> Claim | None:
+        """The first claim at `position` or behind it; None: this pass has no more."""
         self._part = self._dealer.next_block(self._pass, 0, position)
         return None if self._part is None else self._part.as_claim()
 
     def drew(self) -> None:
+        """A sample of the block is about to be yielded."""
         assert self._part is not None
         self._dealer.drew(self._part, 1)
 
     def end(self, drawn: int | None, blocks: int) -> None:
+        """The pass ends. If the stream did: after `drawn` samples of the block, and with `blocks` of them in all."""
         self._dealer.end(self._pass, 0, None if drawn is None else self._part, blocks)
 
 
@@ -200,7 +187,7 @@ class Bridge:
 
 
 class BridgeClient:
-    """A worker's end, for one pass. Implements `Blocks`."""
+    """A worker's end, for one pass; see `_MainBlocks`."""
 
     def __init__(self, address: Any, this_pass: PassId, worker: int, workers: int) -> None:
         self._connection = Client(address, family="AF_UNIX", authkey=_key())
