@@ -53,7 +53,7 @@ from p2pnode.status.findings import tracker_findings
 from p2pnode.status.report import LoopDelay, StatusReport
 from p2pnode.tracking.service import Tracking, Writing
 from p2pnode.training.devices.start import make_trainer as make_device_trainer
-from p2pnode.training.dispatch.dataset import read_dataset
+from p2pnode.training.dispatch.chunks import read_dataset
 from p2pnode.training.dispatch.store import Store
 from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.supervisor.process import missing_output

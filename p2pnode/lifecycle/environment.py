@@ -14,7 +14,7 @@ from p2pnode.overlay.environment import Clock, Environment, Log
 from p2pnode.overlay.nat.port_mapping import Gateway
 from p2pnode.overlay.overlay import Overlay
 from p2pnode.overlay.transport import Transport
-from p2pnode.training.dispatch.dataset import LocalDataset, RecordFilesMissing
+from p2pnode.training.dispatch.chunks import LocalDataset, RecordFilesMissing
 from p2pnode.training.dispatch.store import Store, StoreLost
 from p2pnode.training.progress import Progress
 from p2pnode.training.trainer_link.interface import Trainer

@@ -18,9 +18,8 @@ import msgspec
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.supervision import logged, supervised
 from p2pnode.training.dispatch.answers import MAX_AVOIDED, Answer, Cause, Held, ReportAnswer
-from p2pnode.training.dispatch.chunks import BadDataset
+from p2pnode.training.dispatch.chunks import BadDataset, LocalDataset, RecordFilesMissing
 from p2pnode.training.dispatch.client import MasterClient, Trouble
-from p2pnode.training.dispatch.dataset import LocalDataset, RecordFilesMissing
 from p2pnode.training.dispatch.held import HeldTask, HeldTasks, Key
 from p2pnode.training.dispatch.messages import (
     DatasetTold,

@@ -13,8 +13,7 @@ from typing import Any
 from unittest import mock
 
 from p2pnode.training.dispatch.answers import QueueRules
-from p2pnode.training.dispatch.chunks import ChunkTable, DatasetChunk
-from p2pnode.training.dispatch.dataset import LocalDataset
+from p2pnode.training.dispatch.chunks import ChunkTable, DatasetChunk, LocalDataset
 from p2pnode.training.dispatch.master import MasterService
 from p2pnode.training.trainer_link.interface import Resume, StepOrder, StepReport, TrainerHello
 from p2pnode.training.trainer_link.record_messages import (

@@ -20,7 +20,7 @@ import numpy as np
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
-from p2pnode.training.dispatch.dataset import LocalDataset
+from p2pnode.training.dispatch.chunks import LocalDataset
 from p2pnode.training.dispatch.store import Store
 from p2pnode.training.trainer_link.interface import Vector
 from tests.harness.environment.memory_store import MemoryStore

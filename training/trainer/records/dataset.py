@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from p2pnode.training.dispatch.dataset import LocalDataset
+from p2pnode.training.dispatch.chunks import LocalDataset
 from p2pnode.training.dispatch.recordio import read_chunk
 from p2pnode.training.trainer.records.record_draws import Decode, RecordDraws
 

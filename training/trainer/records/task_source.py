@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from p2pnode.training.dispatch.chunks import BadDataset, DatasetChunk
-from p2pnode.training.dispatch.dataset import LocalDataset, RecordFilesMissing, read_dataset
+from p2pnode.training.dispatch.chunks import BadDataset, DatasetChunk, LocalDataset, RecordFilesMissing, read_dataset
 from p2pnode.training.dispatch.permutation import EpochOrder
 from p2pnode.training.trainer.connection import DaemonConnection, DaemonGone
 from p2pnode.training.trainer_link.interface import TrainerFailed

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from torch.utils.data import DataLoader
 
-from p2pnode.training.dispatch.dataset import read_dataset
+from p2pnode.training.dispatch.chunks import read_dataset
 from p2pnode.training.trainer.connection import DaemonConnection
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.records.dataset import RecordFileStream, SwarmRecords
