@@ -97,7 +97,7 @@ def _swarm(task: str, data_dir: str, nodes: int, devices: str, settings: Devices
         task=task,
         data_dir=data_dir,
         options={"batch_size": BATCH_SIZE},
-        devices=devices,
+        device=devices,
         threads=TRAINERS if devices else 1,
         local_steps=LOCAL_STEPS,
         min_nodes=nodes,
@@ -278,7 +278,7 @@ def _path(device: str, turns: int) -> Series:
         loops[1].ask({**wish, "options": options})
         group = stack.enter_context(daemons())
         training = TrainingSettings(
-            task=TASK, options=options, devices=[device] * 2, eval_steps=0, checkpoint_s=0.0, threads=2, nice=0
+            task=TASK, options=options, device=[device] * 2, eval_steps=0, checkpoint_s=0.0, threads=2, nice=0
         )
         node = group.start(training)
         wait_until(node, lambda found: found["step"] >= WARM_STEPS, what="training", within_s=RUN_S)

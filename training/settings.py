@@ -44,14 +44,13 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         PositiveCount,
         Meta(description="Optimiser steps between two exchanges; equal on all nodes."),
     ] = 10
-    device: Annotated[str, Meta(description='"auto", "cpu", "cuda", "cuda:1", …')] = "auto"
-    devices: Annotated[
+    device: Annotated[
         str | list[str],
         Meta(
-            description='One trainer for each of these devices, as ["cuda:0", "cuda:1"], "cpu*4", or "auto" for all '
-            "GPUs of this machine; empty: one trainer, on training.device."
+            description='"auto" (a GPU, if there is one), "cpu", "cuda", "cuda:1", …; one trainer for each of several, '
+            'as ["cuda:0", "cuda:1"] or "cpu*4"; "all": one for each GPU of this machine.'
         ),
-    ] = ""
+    ] = "auto"
     threads: Annotated[
         Count,
         Meta(description="CPU threads of the trainer; 0: PyTorch's own choice."),
@@ -137,7 +136,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class DevicesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the trainers of one node work together, where `training.devices` names several."""
+    """How the trainers of one node work together, where `training.device` names several."""
 
     period: Annotated[
         Count,

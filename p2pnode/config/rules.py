@@ -186,18 +186,18 @@ RULES = (
         f"write {FORMS}",
     ),
     Rule(
-        lambda c: _error(named_devices, c.training.devices),
-        "training.devices: {found}",
-        'write ["cuda:0", "cuda:1"], "cpu*4" for four trainers on the processor, or "auto"; leave it out for one '
-        "trainer",
+        lambda c: _error(named_devices, c.training.device),
+        "training.device: {found}",
+        'write "cuda:1", ["cuda:0", "cuda:1"], "cpu*4" for four trainers on the processor, or "all"; leave it out for '
+        "one trainer",
     ),
     Rule(
         lambda c: (
             c.dispatch.source == "master"
-            and not _error(named_devices, c.training.devices)
-            and len(named_devices(c.training.devices)) > 1
+            and not _error(named_devices, c.training.device)
+            and len(named_devices(c.training.device)) > 1
         ),
-        'training.devices names several devices and dispatch.source = "master"',
+        'training.device names several devices and dispatch.source = "master"',
         "a master dispatches tasks to nodes with one trainer: start a node per device, or set "
         'dispatch.source = "shared"',
     ),

@@ -143,7 +143,7 @@ def secret_check(file: SecretFile) -> DoctorCheck:
     return ok("secrets", f"{file.what}: only its owner reads it (mode {file.mode:04o})")
 
 
-def torch_check(found: Mapping[str, Any], device: str, has_nvidia: bool) -> list[DoctorCheck]:
+def torch_check(found: Mapping[str, Any], device: str | list[str], has_nvidia: bool) -> list[DoctorCheck]:
     """`found`: what a Python that imports torch says, or why it could not; `device`: the setting."""
     if "missing" in found:
         return [warning("torch", "PyTorch is not installed", 'pip install "p2pnode[torch]" where the trainer runs')]
@@ -151,7 +151,7 @@ def torch_check(found: Mapping[str, Any], device: str, has_nvidia: bool) -> list
         return [error("torch", f"PyTorch cannot be imported: {found['error']}", "install it again, or another build")]
     checks = [ok("torch", f"PyTorch {found['version']}, imported in {duration(found['seconds'])}")]
     devices = found.get("devices") or []
-    wants = device.startswith("cuda")
+    wants = "cuda" in "".join(device)
     if devices:
         checks.append(ok("GPU", f"{len(devices)}: {', '.join(dict.fromkeys(devices))} (CUDA {found.get('cuda')})"))
     elif has_nvidia or wants:

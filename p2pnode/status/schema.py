@@ -349,7 +349,7 @@ class LoopStatus(Struct, frozen=True, kw_only=True):
 
 
 class DeviceStatus(Struct, frozen=True, kw_only=True):
-    """One of several trainers of this node (`training.devices`). `state`: `crashed` is being restarted, `failed` is
+    """One of several trainers of this node (`training.device`). `state`: `crashed` is being restarted, `failed` is
     given up; `left`: its script has ended. `loss` and `step_seconds`: of its last part of a step. `leads`: the others
     of the node follow it (`devices.step = "leader"`)."""
 

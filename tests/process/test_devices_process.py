@@ -49,7 +49,7 @@ def host(world: World, devices: str, command: list[str] | None = None, **setting
         log=world.log,
     )
     trainer = make_trainer(
-        TrainingSettings(devices=devices, **settings),  # type: ignore[arg-type]
+        TrainingSettings(device=devices, **settings),  # type: ignore[arg-type]
         DevicesSettings(**of_devices),  # type: ignore[arg-type]
         command=command,
         node=NodeStart(NODE, 1),

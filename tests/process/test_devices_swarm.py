@@ -15,7 +15,7 @@ from tests.process.harness.swarm_world import START_S, ProcessNode, kill_all, un
 from tests.process.harness.trainer_world import is_running
 
 SETTINGS: dict[str, Any] = {
-    "training.devices": "cpu*2",
+    "training.device": "cpu*2",
     "training.local_steps": 4,
     "training.eval_steps": 0,
     "training.checkpoint_s": 1.0,
@@ -112,7 +112,7 @@ def test_a_node_goes_on_with_another_number_of_devices(start: Start) -> None:
     node, step = start("node"), 0
     for number in (2, 3, 1):
         if number != 2:
-            node = start("node", training__devices=f"cpu*{number}", devices__coordination="none")
+            node = start("node", training__device=f"cpu*{number}", devices__coordination="none")
         assert node.step >= step, "it went back"
         assert len(devices(node)) == (number if number > 1 else 0)
         go_on(node)

@@ -23,8 +23,8 @@ EXAMPLE = "tests/process/test_examples.py runs it"
 NOT_RUN = {
     "make demo": "tests/process/test_demo.py runs the demo",
     "make test": "it runs this test",
-    "p2pnode start --set training.devices=cuda:0,cuda:1": "it needs two GPUs",
-    "p2pnode start --set training.devices=auto": "it needs a GPU; tests/unit/training/devices has the rule",
+    "p2pnode start --set training.device=cuda:0,cuda:1": "it needs two GPUs",
+    "p2pnode start --set training.device=all": "it needs a GPU; tests/unit/training/devices has the rule",
     'pip install -c constraints.txt ".[transformers]"': NETWORK,
     'pip install -c constraints.txt ".[lightning]"': NETWORK,
     "p2pnode start --set training.tracker=trackio": "its package is no part of the tests' environment",

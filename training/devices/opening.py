@@ -67,8 +67,8 @@ def joint_hello(devices: Sequence[Device], hellos: Sequence[TrainerHello]) -> Tr
     first = hellos[0]
     if first.engine is not None:
         raise TrainerFailed(
-            "a script with an engine of named values is one process, and training.devices names several",
-            "leave training.devices out, or set it to one device",
+            "a script with an engine of named values is one process, and training.device names several",
+            "leave training.device out, or set it to one device",
             fatal=True,
         )
     for device, hello in zip(devices, hellos, strict=True):

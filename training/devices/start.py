@@ -1,4 +1,4 @@
-"""Makes the trainer of a node: one process, or one for each of `training.devices`.
+"""Makes the trainer of a node: one process, or one for each of `training.device`.
 
 Each of several asks for each step, and shares memory with the others.
 """
@@ -48,7 +48,7 @@ def make_trainer(
     on_output: Callable[[bytes], None] | None,
 ) -> Trainer:
     """The trainer of this node. `command` is the user's own, or None for the task class of the settings."""
-    names = resolved_devices(training.devices, training.device, count_gpus)
+    names = resolved_devices(training.device, count_gpus)
     log, clock = environment.log, environment.clock
     is_alone = len(names) == 1 and devices.coordination == "none"
     if is_alone:

@@ -78,6 +78,7 @@ class NodeStart(NamedTuple):
 
 def start_message(settings: TrainingSettings, node: NodeStart, starts: int) -> messages.Start:
     """The daemon's first message at the start number `starts` of this node's trainer."""
+    assert isinstance(settings.device, str), "training.devices.start names one"
     source = messages.trainer_id(node.node_id, node.device)
     return messages.Start(
         task=settings.task,

@@ -201,7 +201,7 @@ class AttachedSwarm:
 
     @property
     def device_index(self) -> int:
-        """This process's place among the trainers of its node (`training.devices`); 0 with a single one."""
+        """This process's place among the trainers of its node (`training.device`); 0 with a single one."""
         return self._turns.start.device_index
 
     @property

@@ -66,7 +66,7 @@ def refuse_ranks(start: Start, ranks: int) -> None:
     """Raises `TrainerFailed` for a script with ranks of its own on a node with several trainers."""
     if start.device_count > 1 and ranks > 1:
         raise TrainerFailed(
-            "training.devices starts a process for each device, and this script has ranks of its own (torchrun)",
-            "use one of the two: leave training.devices out, or start the script without torchrun",
+            "training.device starts a process for each device, and this script has ranks of its own (torchrun)",
+            "use one of the two: name one device in training.device, or start the script without torchrun",
             fatal=True,
         )

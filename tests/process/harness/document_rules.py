@@ -287,7 +287,7 @@ RULES = [
     Rule("p2pnode leave$", ends("B", "has left"), LEAVING),
     Rule("p2pnode run -- python train.py$", script("script", "train_one_batch(model, optimizer)\n", "train.py"), ALONE),
     Rule(
-        "p2pnode run --set 'training.devices=",
+        "p2pnode run --set 'training.device=",
         script("devices", "train_one_batch(model, optimizer)\n", "train.py"),
         ALONE,
     ),

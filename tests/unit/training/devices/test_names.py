@@ -1,4 +1,4 @@
-"""The setting `training.devices`."""
+"""The setting `training.device`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from p2pnode.training.devices.names import named_devices, resolved_devices, thre
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ("", []),
         ("auto", ["auto"]),
-        (["auto"], ["auto"]),
+        (["all"], ["all"]),
         ("cpu*3", ["cpu"] * 3),
         ("cpu * 2", ["cpu"] * 2),
         ("cuda:0,cuda:1", ["cuda:0", "cuda:1"]),
@@ -24,18 +23,18 @@ def test_devices_are_read_as_list_or_text(setting: str | list[str], expected: li
     assert named_devices(setting) == expected
 
 
-@pytest.mark.parametrize("setting", [[], "cpu*0", "0", "gpu zero", ["auto", "cpu"], "cpu*65", ["cuda:-1"], ","])
+@pytest.mark.parametrize("setting", [[], "", "cpu*0", "0", "gpu zero", ["all", "cpu"], "cpu*65", ["cuda:-1"], ","])
 def test_a_setting_without_devices_is_refused(setting: str | list[str]) -> None:
     """An empty list, a number and a slip say what is wrong."""
-    with pytest.raises(ValueError, match=r"device|list|auto"):
+    with pytest.raises(ValueError, match=r"device|list|all"):
         named_devices(setting)
 
 
-def test_auto_takes_every_gpu_and_else_one_trainer() -> None:
-    """Three GPUs give three trainers; without one there is the trainer of training.device."""
-    assert resolved_devices("auto", "auto", lambda: 3) == ["cuda:0", "cuda:1", "cuda:2"]
-    assert resolved_devices("auto", "auto", lambda: 0) == ["auto"]
-    assert resolved_devices("", "cuda:1", lambda: 3) == ["cuda:1"]
+def test_all_takes_every_gpu_and_else_one_trainer() -> None:
+    """Three GPUs give three trainers; without one there is one trainer."""
+    assert resolved_devices("all", lambda: 3) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert resolved_devices("all", lambda: 0) == ["auto"]
+    assert resolved_devices("cuda:1", lambda: 3) == ["cuda:1"]
 
 
 def test_threads_are_divided_among_the_trainers() -> None:

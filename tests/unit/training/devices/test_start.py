@@ -21,14 +21,14 @@ from tests.harness.environment.virtual_loop import run
 NODE = NodeStart(b"n" * 20, 3)
 
 
-def made(folder: Path, devices: str | Sequence[str] = "", settings: Any = None, **training: Any) -> Any:
+def made(folder: Path, device: str | Sequence[str] = "auto", settings: Any = None, **training: Any) -> Any:
     """The trainer of a node with these settings; no process is started."""
     found: list[Any] = []
 
     async def main() -> None:
         states: list[str] = []
         trainer = make_trainer(
-            TrainingSettings(devices=devices, **training),  # type: ignore[arg-type]
+            TrainingSettings(device=device, **training),  # type: ignore[arg-type]
             settings or DevicesSettings(),
             command=None,
             node=NODE,
@@ -44,12 +44,12 @@ def made(folder: Path, devices: str | Sequence[str] = "", settings: Any = None, 
     return found[0]
 
 
-@pytest.mark.parametrize("devices", ["", "cpu", ["cuda:1"]])
-def test_one_device_is_one_process(tmp_path: Path, devices: str | list[str]) -> None:
+@pytest.mark.parametrize("device", ["auto", "cpu", ["cuda:1"]])
+def test_one_device_is_one_process(tmp_path: Path, device: str | list[str]) -> None:
     """With all threads, in the state directory itself, and told of no other trainer."""
-    trainer = made(tmp_path, devices, device="auto", threads=6)
+    trainer = made(tmp_path, device, threads=6)
     assert type(trainer) is ProcessTrainer
-    assert trainer._settings.device == ("auto" if not devices else devices if devices == "cpu" else "cuda:1")
+    assert trainer._settings.device == (device if isinstance(device, str) else device[0])
     assert (trainer._settings.threads, trainer._state_dir, trainer._node) == (6, tmp_path, NODE)
 
 
@@ -72,7 +72,7 @@ def test_each_of_several_devices_has_a_process_of_its_own(tmp_path: Path) -> Non
 
 def test_one_device_that_is_coordinated_globally_is_a_host(tmp_path: Path) -> None:
     """Its steps are asked for, as those of several are."""
-    trainer = made(tmp_path, "", DevicesSettings(coordination="global"))
+    trainer = made(tmp_path, "cpu", DevicesSettings(coordination="global"))
     assert isinstance(trainer, HostTrainer)
     assert len(trainer._devices) == 1
 
@@ -120,5 +120,5 @@ def test_gpus_are_counted_without_torch(tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / "gpus" / name).mkdir(parents=True)
     assert count_gpus() == 2
-    trainer = made(tmp_path, "auto")
+    trainer = made(tmp_path, "all")
     assert [device.name for device in trainer._devices] == ["cuda:0", "cuda:1"]
