@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from p2pnode.overlay.identity import UnreadableIdentity, load_identity, next_incarnation
-from p2pnode.overlay.ids import node_id_of
+from p2pnode.overlay.ids import distance, key_id, node_id_of, random_id_with_prefix, short
 from tests.harness.environment.simulated import MemoryDisk, SeededEntropy
 
 
@@ -61,3 +63,19 @@ def test_a_directory_put_back_from_a_copy_goes_on_above_what_it_used_since() -> 
     for files in (backup, {}):
         disk.files = dict(files)
         assert next_incarnation(disk, 140.0) > max(used)
+
+
+def test_ids_are_prefixes_of_hashes() -> None:
+    """A node id is the first 160 bits of SHA-256 of the key; a key id is SHA-1; both 20 bytes."""
+    assert node_id_of(b"").hex() == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4"
+    assert key_id(b"").hex() == "da39a3ee5e6b4b0d3255bfef95601890afd80709"
+    assert short(key_id(b"")) == "da39a3ee"
+
+
+def test_prefixes_and_distances_agree() -> None:
+    """Ids that share n bits lie closer than 2^(160 - n)."""
+    rng = random.Random(3)
+    for bits in (0, 1, 7, 64, 159, 160):
+        prefix = rng.getrandbits(bits) if bits else 0
+        one, other = (random_id_with_prefix(prefix, bits, rng) for _ in range(2))
+        assert distance(one, other) < 1 << (160 - bits)

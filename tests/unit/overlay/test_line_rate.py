@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 
+from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.capacity import UNKNOWN, class_of, split
+from p2pnode.overlay.capacity_store import CAPACITY_FILE, MAX_AGE_S, CapacityStore, StoredCapacity
 from p2pnode.overlay.line_rate import (
     IDLE_S,
     MIN_FULL_WINDOWS,
@@ -18,6 +25,11 @@ from p2pnode.overlay.line_rate import (
     LineRate,
     MeasuredLine,
 )
+from p2pnode.overlay.line_trial import HEARD_S, LOOK_S, TRIAL_S, LineTrial
+from p2pnode.overlay.local_node import LocalNode
+from p2pnode.overlay.peers import Activity
+from tests.harness.environment.simulated import MemoryDisk, make_environment
+from tests.harness.environment.virtual_loop import run
 
 MBIT = 125_000.0
 
@@ -274,3 +286,229 @@ def test_a_rate_that_is_measured_otherwise_ends_a_trial() -> None:
     tried(line, 1, 0)
 
     assert line.capacity == class_of(5 * MBIT)
+
+
+NOW = 1_800_000_000.0
+
+
+class WallClock:
+    def monotonic(self) -> float:
+        return 5.0
+
+    def wall(self) -> float:
+        return NOW
+
+
+class Lines:
+    """Keeps the names of logged events."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def warning(self, event: str, **_: Any) -> None:
+        self.events.append(event)
+
+
+def loaded(content: bytes | None) -> tuple[MeasuredLine, list[str]]:
+    disk, log, line = MemoryDisk(), Lines(), MeasuredLine()
+    if content is not None:
+        disk.write(CAPACITY_FILE, content)
+    CapacityStore(line, make_environment(clock=WallClock(), disk=disk, log=log)).load()
+    return line, log.events
+
+
+def stored(capacity: int, at: float) -> bytes:
+    return msgspec.json.encode(StoredCapacity(capacity, at))
+
+
+@pytest.mark.parametrize("age_s", [0.0, 60.0, MAX_AGE_S - 1, -60.0])
+def test_a_young_capacity_is_the_first_estimate(age_s: float) -> None:
+    """Up to a day old, and also if the clock was set back since."""
+    line, events = loaded(stored(7, NOW - age_s))
+
+    assert (line.capacity, line.capacity_source) == (7, "stored")
+    assert events == []
+
+
+@pytest.mark.parametrize("content", [None, stored(7, NOW - MAX_AGE_S - 1), stored(7, NOW + MAX_AGE_S + 1)])
+def test_an_old_capacity_does_not_count(content: bytes | None) -> None:
+    """The machine may be on another line: it is as if there were none."""
+    line, events = loaded(content)
+
+    assert line.capacity == UNKNOWN
+    assert events == []
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff", b"[]", b'{"capacity": "7", "at": 1}', stored(0, NOW), stored(99, NOW), b"[" * 5000]
+)
+def test_a_damaged_file_is_logged_and_ignored(content: bytes) -> None:
+    """Whatever it holds, the node starts."""
+    line, events = loaded(content)
+
+    assert line.capacity == UNKNOWN
+    assert events == ["stored_capacity_unreadable"]
+
+
+def test_a_capacity_is_written_once_and_a_stored_one_keeps_its_age() -> None:
+    """A capacity that was only read again does not become younger; another one is written with its time."""
+
+    async def story() -> None:
+        disk, line = MemoryDisk(), MeasuredLine()
+        disk.write(CAPACITY_FILE, stored(7, NOW - 3600.0))
+        store = CapacityStore(line, make_environment(clock=WallClock(), disk=disk))
+        store.load()
+        await store.write()
+        assert disk.files[CAPACITY_FILE] == stored(7, NOW - 3600.0)
+
+        for _ in range(200):
+            line.sent(0.25, 3_000_000, is_busy=True, is_full=True)
+        await store.write()
+        assert disk.files[CAPACITY_FILE] == stored(line.capacity, NOW)
+        assert line.capacity != 7
+
+    asyncio.run(story())
+
+
+def test_nothing_is_written_of_a_line_that_is_not_known() -> None:
+    """A node that never sent anything leaves no file."""
+    disk = MemoryDisk()
+    asyncio.run(CapacityStore(MeasuredLine(), make_environment(clock=WallClock(), disk=disk)).write())
+
+    assert disk.files == {}
+
+
+def test_a_disk_that_fails_is_logged_once() -> None:
+    """The node runs without the file, and tries again at the next change."""
+
+    class FullDisk(MemoryDisk):
+        def write(self, *_: Any, **__: Any) -> None:
+            raise OSError("no space left on device")
+
+    async def story() -> None:
+        log, line = Lines(), MeasuredLine()
+        store = CapacityStore(line, make_environment(disk=FullDisk(), log=log))
+        line.begin(7, "transfers")
+        await store.write()
+        await store.write()
+        assert log.events == ["capacity_not_stored"]
+
+    asyncio.run(story())
+
+
+OWN, OTHER = "10.0.0.1", "10.0.0.2"
+
+
+def peer(host: str = OTHER, *, eligible: bool = True, activity: Activity = Activity.TRAINING) -> Any:
+    return SimpleNamespace(address=Address(host, 1), eligible=eligible, activity=activity)
+
+
+class World:
+    """A joiner that others reach and that is willing, and its peers."""
+
+    def __init__(self, *peers: Any, line: bool = True) -> None:
+        self.local = LocalNode(b"n" * 20, 1, 1, "run", Address(OWN, 1))
+        self.local.set_reached(True)
+        self.peers = list(peers)
+        transport: Any = SimpleNamespace(has_line_to=lambda _: line)
+        clock: Any = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time())
+        self.trial = LineTrial(self.local, transport, self.peers, clock)  # type: ignore[arg-type]
+
+    @property
+    def may_own(self) -> bool:
+        return self.local.heartbeat.eligible
+
+
+def play(world: World, scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        assert world.trial.begin()
+        assert not world.may_own
+        running = asyncio.create_task(world.trial.run())
+        await asyncio.sleep(HEARD_S + LOOK_S)
+        await scenario()
+        await asyncio.sleep(LOOK_S)
+        assert world.may_own
+        running.cancel()
+
+    run(main(), limit_s=600)
+
+
+def test_a_joiner_of_a_swarm_in_training_may_not_own_before_its_line_is_known() -> None:
+    """It has sent much and was not behind; or its first rate is known, and the pushes of another step have told it."""
+
+    def kept_up(world: World) -> None:
+        for _ in range(MIN_WINDOWS + 1):
+            world.local.line.tried(WINDOW_S, TRIAL_BYTES, is_behind=False, has_several=False)
+
+    def was_behind(world: World) -> None:
+        for _ in range(MIN_WINDOWS):
+            world.local.line.tried(WINDOW_S, 30_000, is_behind=True, has_several=True)
+
+    for show in (kept_up, was_behind):
+        world = World(peer(), peer())
+
+        async def scenario(world: World = world, show: Callable[[World], None] = show) -> None:
+            await asyncio.sleep(TRIAL_S / 2)
+            assert not world.may_own
+            show(world)
+            if show is was_behind:
+                await asyncio.sleep(1.0)
+                assert not world.may_own, "the owners have not heard its class"
+                world.local.announce(step=2)
+
+        play(world, scenario)
+        assert (world.local.line.capacity != 0) == (show is was_behind)
+
+
+def test_a_trial_has_an_end() -> None:
+    """A node that sends nothing may own after two minutes."""
+    world = World(peer(), peer())
+
+    async def scenario() -> None:
+        await asyncio.sleep(TRIAL_S - HEARD_S - 2 * LOOK_S)
+        assert not world.may_own
+        await asyncio.sleep(2 * LOOK_S)
+
+    play(world, scenario)
+
+
+@pytest.mark.parametrize(
+    "peers",
+    [
+        [peer()],
+        [peer(), peer(eligible=False)],
+        [peer(), peer(activity=Activity.READY), peer(activity=Activity.READY)],
+    ],
+    ids=["a swarm of one", "one that may own", "all new"],
+)
+def test_where_fewer_than_two_others_may_own_a_joiner_may_at_once(peers: list[Any]) -> None:
+    """Once it has heard its members."""
+
+    async def scenario() -> None:
+        """Nothing has to happen."""
+
+    play(World(*peers), scenario)
+
+
+def test_a_joiner_may_own_as_soon_as_it_is_needed() -> None:
+    """Of two others one dies: every shard needs an owner and a backup."""
+    world = World(peer(), peer())
+
+    async def scenario() -> None:
+        assert not world.may_own
+        del world.peers[0]
+
+    play(world, scenario)
+
+
+def test_no_line_no_trial() -> None:
+    """A founder, a node whose capacity is stored, one whose members are all on its machine, and a second arrival."""
+    founder = World(peer(), peer())
+    founder.trial.skip()
+    known = World(peer(), peer())
+    known.local.line.begin(5, "stored")
+    again = World(peer(), peer())
+    assert again.trial.begin()
+    for world in (founder, known, World(peer(), line=False), World(peer(OWN)), again):
+        assert not world.trial.begin()
+    assert known.may_own

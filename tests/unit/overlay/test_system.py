@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -16,7 +17,10 @@ from typing import Any
 import pytest
 
 from p2pnode.overlay import system
+from p2pnode.overlay.supervision import FIRST_PAUSE_S, MAX_PAUSE_S, logged, supervised
 from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
+from tests.harness.environment.simulated import ListLog
+from tests.harness.environment.virtual_loop import run
 
 
 def test_disk_round_trip(tmp_path: Path) -> None:
@@ -164,3 +168,110 @@ def test_workers_are_nicer_than_the_loop() -> None:
         workers.close()
 
     asyncio.run(main())
+
+
+#: Prints the slice in ns of the thread that asked, of a thread, of one of the executor and of a process that it started
+#: afterwards.
+CODE = """
+import asyncio, ctypes, platform, struct, subprocess, sys, threading
+from p2pnode.overlay import system
+from p2pnode.overlay.system import ThreadExecutor
+
+READ = {"x86_64": 315, "aarch64": 275, "riscv64": 275, "loongarch64": 275}
+
+def shown():
+    raw = ctypes.create_string_buffer(48)
+    assert ctypes.CDLL(None).syscall(READ[platform.machine()], 0, raw, 48, 0) == 0
+    print(struct.unpack_from("=IIQiIQ", raw.raw)[5], flush=True)
+
+code = sys.argv[1]
+if code:
+    print(system.shorten_slice(), flush=True)
+    shown()
+    thread = threading.Thread(target=shown); thread.start(); thread.join()
+    asyncio.run(ThreadExecutor().run(shown))
+    subprocess.run([sys.executable, "-c", code, ""], check=True)
+else:
+    shown()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has slices that a thread can choose")
+def test_the_loop_has_a_short_slice_and_what_it_starts_has_the_system_s() -> None:
+    """Trainers and other threads keep the usual slice; those that compute for the loop have one in between."""
+    asked = subprocess.run(
+        [sys.executable, "-c", CODE, CODE], capture_output=True, text=True, check=True
+    ).stdout.split()
+    accepted, mine, thread, computing, child = asked
+    assert accepted == "True"
+    if int(mine) == 0:
+        pytest.skip("this kernel has no slices of threads (they came with Linux 6.12)")
+    assert int(mine) == round(system.SLICE_S * 1e9)
+    assert int(computing) == round(system.WORKER_SLICE_S * 1e9)
+    assert int(thread) > int(computing) > int(mine)
+    assert int(child) > int(mine)
+
+
+def test_another_system_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the call, on an unknown processor, nothing is tried and the answer is no."""
+    monkeypatch.setattr("platform.machine", lambda: "s390x")
+    assert system.shorten_slice() is False
+
+
+class Service:
+    """Fails each time it is begun, after as many seconds as `lives` has for it; then it ends by itself."""
+
+    def __init__(self, lives: list[float]) -> None:
+        self.begun: list[float] = []
+        self._lives = lives
+
+    async def run(self) -> None:
+        self.begun.append(asyncio.get_running_loop().time())
+        if self._lives:
+            await asyncio.sleep(self._lives.pop(0))
+            raise KeyError(len(self.begun))
+
+    @property
+    def pauses(self) -> list[float]:
+        return [round(after - before, 3) for before, after in zip(self.begun, self.begun[1:], strict=False)]
+
+
+def test_a_service_that_failed_begins_again_and_each_fault_is_logged() -> None:
+    """The pauses double up to the longest; a service that ends by itself is not begun again."""
+
+    async def scenario() -> None:
+        service, log = Service([0.0] * 6), ListLog([])
+        await supervised("reader", service.run, logged(log))
+
+        assert service.pauses == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+        assert (FIRST_PAUSE_S, MAX_PAUSE_S) == (1.0, 8.0)
+        assert [record.fields for record in log.of("service_failed")] == [
+            {"service": "reader", "error": f"KeyError({number})"} for number in range(1, 7)
+        ]
+
+    run(scenario())
+
+
+def test_a_service_that_ran_for_long_begins_again_soon() -> None:
+    """Only faults in a row make the pause longer."""
+
+    async def scenario() -> None:
+        service = Service([0.0, 0.0, 20.0, 0.0])
+        await supervised("reader", service.run, lambda *_: None)
+
+        assert service.pauses == [1.0, 2.0, 21.0, 2.0]
+
+    run(scenario())
+
+
+def test_a_report_that_raises_ends_the_service() -> None:
+    """So tests may ask for the fault itself."""
+
+    def raises(_name: str, error: Exception) -> None:
+        raise error
+
+    async def scenario() -> None:
+        with pytest.raises(KeyError):
+            await supervised("reader", Service([0.0]).run, raises)
+
+    run(scenario())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -14,15 +15,23 @@ from p2pnode.overlay.bootstrap.dialer import (
     ATTEMPT_DELAY_S,
     BOOTSTRAP_DELAY_S,
     HELLO_TIMEOUT_S,
+    MAX_EXPLAINED,
+    OTHERWISE,
     Dialer,
     NotThisSwarm,
     OnlyItself,
+    advertised_address,
+    explained,
+    resolve,
+    what_to_do,
 )
 from p2pnode.overlay.bootstrap.hello import HelloRejected, HelloResult, OwnAddress
 from p2pnode.overlay.local_node import LocalNode
 from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.sockets.connection_pool import CLOSED_WITHOUT_RESPONSE
 from tests.harness.environment.simulated import ListLog, SeededEntropy, make_environment
 from tests.harness.environment.virtual_loop import run
+from tests.harness.project.repository import ROOT
 
 FOUNDER, OTHER, OLD = (Address(f"10.0.0.{number}", 8468) for number in (1, 2, 3))
 GENESIS = b"genesis of tests"
@@ -179,23 +188,6 @@ def test_a_bootstrap_that_refuses_costs_no_wait(monkeypatch: pytest.MonkeyPatch)
     play(story)
 
 
-def test_dialling_ends_when_no_bootstrap_belongs_to_the_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only final rejections of every bootstrap count, and each keeps its reason."""
-
-    async def story() -> None:
-        foreign = HelloRejected("belongs to run 'other'", final=True)
-        made, _ = dialer({FOUNDER: foreign, OTHER: HelloRejected("timed out", final=False)}, monkeypatch)
-        with pytest.raises(NotThisSwarm, match="belongs to run 'other'") as caught:
-            await made.dial(["10.0.0.1:8468"], list, None)
-
-        assert caught.value.attempts == [(str(FOUNDER), "belongs to run 'other'")]
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(60):
-                await made.dial(["10.0.0.1:8468", "10.0.0.2:8468"], list, None)
-
-    play(story)
-
-
 def test_an_address_of_the_other_family_is_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket bound to an IPv6 address cannot send to IPv4; bound to all of them it can."""
 
@@ -294,3 +286,87 @@ def test_a_single_try_keeps_the_reason_of_its_failure_where_it_is_asked_to(monke
         assert made.attempts == {}
 
     play(story)
+
+
+#: Modules that make reasons, and the calls that do.
+MAKERS = {
+    "overlay/bootstrap/hello.py": r"HelloRejected\(\s*f?\"([^\"]+)\"",
+    "overlay/sockets/connection_pool.py": r"TransportError\(\"(?:foreign|refused|timeout|reset)\", to, f?\"([^\"]+)\"",
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (CLOSED_WITHOUT_RESPONSE, "p2pnode key show"),
+        ("has no certificate of this swarm: it has another key or another run", "invitation"),
+        ("presented no certificate of a node: its key is no Ed25519 key", "same version"),
+        ("belongs to run 'digits', this node to 'mnist'", "--run"),
+        ("belongs to another swarm named 'digits' (genesis ab, here cd)", "p2pnode forget"),
+        ("refused the connection: no process listens there", "node.port"),
+        ("did not answer for 2 s", "firewall"),
+        ("cannot be resolved: [Errno -2] Name or service not known", "DNS"),
+        ("is IPv6, and this node listens on IPv4 only", '"::"'),
+        ("something new", OTHERWISE),
+    ],
+)
+def test_each_cause_has_its_own_next_step(reason: str, words: str) -> None:
+    """A wrong key, a wrong run and an unreachable address are told apart."""
+    assert words in what_to_do(reason)
+
+
+def test_every_reason_in_the_code_has_advice() -> None:
+    """None of the reasons that `hello` and connecting give falls through to the general one."""
+    found = [
+        reason
+        for path, pattern in MAKERS.items()
+        for reason in re.findall(pattern, (ROOT / path).read_text(encoding="utf-8"))
+    ]
+    assert len(found) > 10
+    # A peer that answers as somebody else is dialled again, and is no person's business.
+    assert [reason for reason in found if what_to_do(reason) == OTHERWISE and "answers as" not in reason] == []
+
+
+def test_a_reminder_names_some_addresses_with_cause_and_next_step() -> None:
+    """Many remembered peers do not fill the log."""
+    attempts = {f"10.0.0.{at}:1": "did not answer" for at in range(MAX_EXPLAINED + 5)}
+    sentences = explained(attempts)
+    assert len(sentences) == MAX_EXPLAINED
+    assert sentences[0].startswith("10.0.0.0:1 did not answer: see that the machine is up")
+
+
+def test_an_address_needs_no_resolver() -> None:
+    """Both families, in their normal form."""
+    assert asyncio.run(resolve("10.0.0.1:80")) == [Address("10.0.0.1", 80)]
+    assert asyncio.run(resolve("[2001:DB8::1]:80")) == [Address("2001:db8::1", 80)]
+
+
+def test_a_name_gives_each_of_its_addresses_once() -> None:
+    """`localhost` is in every hosts file."""
+    found = asyncio.run(resolve("localhost:80"))
+
+    assert found
+    assert len(set(found)) == len(found)
+    assert {address.host for address in found} <= {"127.0.0.1", "::1"}
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1", "10.0.0.1:0", "::1:80"])
+def test_text_without_a_usable_port_is_an_error(text: str) -> None:
+    """The setting is wrong, and no resolver is asked."""
+    with pytest.raises(ValueError, match=text):
+        asyncio.run(resolve(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "advertised"),
+    [
+        ("", None),
+        ("192.0.2.1", ("192.0.2.1", 0)),
+        ("192.0.2.1:9000", ("192.0.2.1", 9000)),
+        ("2001:db8::1", ("2001:db8::1", 0)),
+        ("[2001:db8::1]:9000", ("2001:db8::1", 9000)),
+    ],
+)
+def test_the_port_of_an_advertised_address_may_be_left_out(text: str, advertised: tuple[str, int] | None) -> None:
+    """Then the bound port is meant, which 0 stands for."""
+    assert asyncio.run(advertised_address(text)) == advertised

@@ -197,31 +197,6 @@ def test_a_bootstrap_of_another_swarm_does_not_end_the_reconnecting() -> None:
     play(story)
 
 
-def test_a_partition_is_healed_through_an_address_that_is_no_present_peer() -> None:
-    """A node that answers there and is no peer is verified; one that is a peer by now is not."""
-
-    async def story(world: World) -> None:
-        world.local.enter(GENESIS)
-        for node_id, number in ((A, 1), (C, 3)):
-            world.meet(node_id, at(number))
-        world.store.add_live(world.peers)
-        await for_a_while(world.joining.heal_partitions(), 2 * HEAL_INTERVAL_S)
-        assert world.scripted.tried == []
-
-        world.peers.remove(A)
-        await for_a_while(world.joining.heal_partitions(), 1.5 * HEAL_INTERVAL_S)
-        assert set(world.scripted.tried) == {str(at(1))}
-        assert set(world.scripted.verified) == {Contact(A, at(1))}
-        assert "island_met" in world.events()
-
-        world.scripted.verified.clear()
-        world.scripted.result = world.scripted.result.__class__(Contact(C, at(3)), GENESIS, "10.0.0.9", [])
-        await for_a_while(world.joining.heal_partitions(), 1.5 * HEAL_INTERVAL_S)
-        assert world.scripted.verified == []
-
-    play(story)
-
-
 def test_a_bootstrap_is_dialled_as_often_as_all_remembered_peers_together() -> None:
     """One bootstrap beside sixty remembered peers gets half of the attempts."""
 

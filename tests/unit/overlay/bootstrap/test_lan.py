@@ -13,7 +13,6 @@ from p2pnode.overlay.bootstrap.lan import (
     LAN_JOIN_TIMEOUT_S,
     MAX_ADDRESSES,
     MAX_DISCOVERED,
-    SEARCH_S,
     Announcement,
     LanDiscovery,
     read,
@@ -122,24 +121,6 @@ def test_a_network_without_multicast_is_logged_and_otherwise_ignored() -> None:
             await world.service.announce_when_joined()
             await world.service.stop()
             assert (world.lan.announced, world.lan.stopped, world.joins.calls) == ([], 0, [])
-
-    play(story)
-
-
-def test_the_lowest_id_founds_and_a_higher_one_joins() -> None:
-    """A node with no lower id announced founds after the search; one with a lower id joins through it."""
-
-    async def story() -> None:
-        world, loop = World(), asyncio.get_running_loop()
-        await world.service.start()
-        began = loop.time()
-        assert not await world.service.join(world.joins.join, world.joins.attempts)
-        assert abs(loop.time() - began - SEARCH_S) < 0.2
-        assert world.joins.calls == []
-
-        world.receive(LOWER)
-        assert await world.service.join(world.joins.join, world.joins.attempts)
-        assert world.joins.calls == [([], None)]
 
     play(story)
 

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from p2pnode.overlay.addresses import Address
-from p2pnode.overlay.kademlia.messages import Ping
 from p2pnode.overlay.membership.failure_detector import FailureDetector
 from p2pnode.overlay.membership.members import MemberList
 from p2pnode.overlay.membership.service import REDIAL_DEAD_S, Membership
@@ -61,17 +60,6 @@ def play(story: Callable[[World], Awaitable[None]], **settings: float) -> None:
         assert len(world.recorder.calls) == sent, "a stopped prober sends nothing"
 
     VirtualLoop().run(run())
-
-
-def test_a_silent_member_is_probed_in_every_round() -> None:
-    """One ping a second."""
-
-    async def story(world: World) -> None:
-        await asyncio.sleep(10)
-        assert {(call.contact, call.body) for call in world.recorder.calls} == {(PEER, Ping())}
-        assert 9 <= len(world.recorder.calls) <= 10
-
-    play(story)
 
 
 def test_a_suspicion_shorter_than_a_round_ends_on_time() -> None:

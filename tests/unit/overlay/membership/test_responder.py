@@ -9,26 +9,19 @@ import pytest
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.kademlia.messages import (
-    DuplicateIdentity,
-    FindNode,
-    GossipOnly,
-    Nodes,
-    Ping,
     PingRequest,
     PingResult,
     Pong,
     Result,
     pack_contact,
-    unpack_nodes,
 )
-from p2pnode.overlay.membership import responder
 from p2pnode.overlay.membership.failure_detector import FailureDetector
 from p2pnode.overlay.membership.members import MemberList
 from p2pnode.overlay.membership.responder import Responder
 from p2pnode.overlay.membership.service import Membership
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.settings import LivenessSettings
-from tests.harness.builders.peers import contact, heartbeat, ids
+from tests.harness.builders.peers import contact, heartbeat
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.stubs.recording_protocol import OWN, RecordingProtocol
@@ -58,31 +51,6 @@ def play(story: Callable[[World], None]) -> None:
         story(World())
 
     VirtualLoop().run(run())
-
-
-def test_a_ping_is_answered_and_gossip_is_not() -> None:
-    """`Pong`, and nothing."""
-
-    def story(world: World) -> None:
-        assert world.answer(Ping()) == Pong()
-        assert world.answer(GossipOnly()) is None
-
-    play(story)
-
-
-def test_find_node_returns_the_closest_contacts_without_the_asker() -> None:
-    """More than k, in packed form."""
-
-    def story(world: World) -> None:
-        for node_id in (*ids(40), ASKER.node_id):
-            world.recorder.router.add(contact(node_id))
-        found = world.answer(FindNode(ASKER.node_id))
-        assert isinstance(found, Nodes)
-        contacts, malformed = unpack_nodes(found, OWN)
-        assert (len(contacts), malformed) == (responder.ANSWER_CONTACTS, 0)
-        assert ASKER.node_id not in [each.node_id for each in contacts]
-
-    play(story)
 
 
 @pytest.mark.parametrize(("result", "answered"), [(Pong(), True), (None, False)])
@@ -117,25 +85,6 @@ def test_a_target_known_at_another_address_is_pinged_at_both() -> None:
     play(story)
 
 
-def test_a_node_that_was_heard_a_moment_ago_needs_no_ping() -> None:
-    """Its heartbeat is passed on at once. One that only others reach is pinged: they would tell it each other for
-    ever."""
-
-    def story(world: World) -> None:
-        other, now = contact(b"h" * 20, 7), world.clock.monotonic()
-        for node in (TARGET, other):
-            theirs = heartbeat(node.node_id, port=node.address.port, step=3)
-            world.members.on_response(theirs, node.address, 0.01, node, now, proven=True)
-        seen = heartbeat(TARGET.node_id, port=9, host=TARGET.address.host, step=3)
-        assert world.answer(PingRequest(pack_contact(TARGET))) == PingResult(True, seen)
-        assert not world.recorder.calls
-        world.members.on_relayed(heartbeat(TARGET.node_id, port=9, step=4), TARGET, other.node_id, now)
-        assert world.answer(PingRequest(pack_contact(TARGET))) is None
-        assert [call.contact for call in world.recorder.calls] == [TARGET]
-
-    play(story)
-
-
 def test_an_address_that_cannot_be_sent_to_is_not_pinged_for_another() -> None:
     """It is counted."""
 
@@ -143,18 +92,6 @@ def test_an_address_that_cannot_be_sent_to_is_not_pinged_for_another() -> None:
         world.answer(PingRequest(b"i" * 20 + bytes(6)))
         assert world.recorder.calls == []
         assert world.recorder.counters == {"malformed_contacts": 1}
-
-    play(story)
-
-
-def test_a_report_of_a_duplicate_identity_is_verified() -> None:
-    """The other process is pinged, and has to prove the id."""
-
-    def story(world: World) -> None:
-        other = Contact(OWN, HERE)
-        assert world.answer(DuplicateIdentity(9, pack_contact(other))) is None
-        [call] = world.recorder.calls
-        assert (call.contact, call.options["require_proof"]) == (other, True)
 
     play(story)
 

@@ -20,8 +20,6 @@ from p2pnode.overlay.membership.actions import (
     AddressClaim,
     Broadcast,
     CheckAddress,
-    LogEvent,
-    Notify,
     SendNow,
     SendPing,
     SendPingRequest,
@@ -31,7 +29,7 @@ from p2pnode.overlay.membership.actions import (
 from p2pnode.overlay.membership.failure_detector import FailureDetector
 from p2pnode.overlay.membership.members import MemberList
 from p2pnode.overlay.membership.service import BROADCAST_MAX_PEERS, DEATHS_AT_ONCE, Membership
-from p2pnode.overlay.peers import Contact, PeerChange
+from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import ListLog, Record, make_environment
@@ -69,18 +67,6 @@ def play(story: Callable[[World], None]) -> None:
         story(World())
 
     VirtualLoop().run(run())
-
-
-def test_the_detectors_actions_are_sent_to_contacts() -> None:
-    """A ping, gossip to one, gossip queued for all; unknown ids are skipped."""
-
-    def story(world: World) -> None:
-        world.membership.perform([SendPing(A), SendPing(b"x" * 20), SendNow(B, NEWS), Broadcast(NEWS)])
-        assert [(call.contact, call.body) for call in world.recorder.calls] == [(world.homes[A], Ping())]
-        assert world.recorder.sent[0][:2] == (world.homes[B], [NEWS])
-        assert world.recorder.queue.take() == [NEWS]
-
-    play(story)
 
 
 def test_a_broadcast_at_once_goes_to_a_sample_of_a_large_swarm() -> None:
@@ -126,21 +112,6 @@ def test_a_state_change_is_applied_logged_and_notified() -> None:
         ]
         assert world.recorder.sent[0][0] == world.homes[A]
         assert world.members.peer(A) is None
-
-    play(story)
-
-
-def test_a_return_is_logged_as_up() -> None:
-    """The change has a kind of its own, the log event does not."""
-
-    def story(world: World) -> None:
-        world.membership.perform([Notify(PeerChange(A, "returned")), LogEvent("warning", "some_event", {"ids": 2})])
-        assert world.changes == [(A, "returned")]
-        assert [(record.level, record.event) for record in world.records] == [
-            ("debug", "peer_up"),
-            ("warning", "some_event"),
-        ]
-        assert world.records[1].fields == {"ids": 2}
 
     play(story)
 
@@ -193,31 +164,6 @@ def test_an_unanswered_address_check_moves_the_peer() -> None:
     play(story)
 
 
-def test_a_member_that_no_helper_reaches_is_suspected() -> None:
-    """All helpers have to fail; one success ends the inquiry, and so does closing."""
-
-    def story(world: World) -> None:
-        for answers, expected in [
-            ([PingResult(False), None], [(A, "suspect")]),
-            ([PingResult(False), PingResult(True)], []),
-        ]:
-            world.changes.clear()
-            world.recorder.calls.clear()
-            world.membership.perform([SendPingRequest(A, (B, C, b"x" * 20))])
-            assert [type(call.body) for call in world.recorder.calls] == [PingRequest, PingRequest]
-            for call, answer in zip(world.recorder.calls, answers, strict=True):
-                call.on_result(answer)
-            assert world.changes == expected
-            world.membership.on_request(heartbeat(A), world.homes[A].address)
-        world.membership.close()
-        world.changes.clear()
-        world.membership.perform([SendPingRequest(A, (B,))])
-        world.recorder.calls[-1].on_result(None)
-        assert world.changes == []
-
-    play(story)
-
-
 def test_late_answers_to_an_inquiry_do_not_count_in_the_next() -> None:
     """Two helpers of one that another has ended are silent; the next still waits for its own."""
 
@@ -253,18 +199,6 @@ def test_a_member_that_sends_something_during_an_inquiry_is_not_suspected() -> N
         assert world.changes == [(A, "suspect")]
 
     VirtualLoop().run(story())
-
-
-def test_a_requested_probe_is_logged_and_sent_once() -> None:
-    """Repeated at once it adds nothing."""
-
-    def story(world: World) -> None:
-        world.membership.request_probe(A, "its stream broke")
-        world.membership.request_probe(A, "its stream broke")
-        assert [call.contact for call in world.recorder.calls] == [world.homes[A]]
-        assert [record.event for record in world.records] == ["peer_doubted"]
-
-    play(story)
 
 
 def test_a_peer_whose_streams_move_is_slow_and_not_silent() -> None:
@@ -308,24 +242,6 @@ def test_what_moved_before_a_ping_does_not_answer_it() -> None:
     play(story)
 
 
-def test_events_of_the_protocol_reach_the_member_list() -> None:
-    """A time-out asks others, gossip of a leave removes, an id mismatch replaces, the own id is verified."""
-
-    def story(world: World) -> None:
-        world.membership.on_timeout(world.homes[A])
-        assert {type(call.body) for call in world.recorder.calls} == {PingRequest}
-        world.membership.on_gossip(Gossip(3, B, 1), B)
-        world.membership.on_id_mismatch(heartbeat(b"n" * 20), world.homes[C].address, world.homes[C], proven=True)
-        assert world.changes == [(B, "left"), (C, "dead"), (b"n" * 20, "up")]
-        world.recorder.calls.clear()
-        world.membership.on_own_id(heartbeat(OWN, boot_id=9), HERE)
-        assert [call.contact for call in world.recorder.calls] == [Contact(OWN, HERE)]
-        world.membership.on_own_id_proven(2, 9, HERE)
-        assert world.changes[-1] == (OWN, "twin")
-
-    play(story)
-
-
 def relayed(world: World) -> Contact:
     """C hears D, which does not answer this node."""
     stranger = Contact(D, Address("10.0.0.4", 8468))
@@ -363,42 +279,5 @@ def test_a_node_known_to_be_silent_is_asked_for_at_once() -> None:
         request.on_result(PingResult(False))
         assert len(world.recorder.calls) == 1
         assert D not in world.members.peers
-
-    play(story)
-
-
-def test_a_silent_member_is_probed_through_its_helper_and_itself() -> None:
-    """A lost request is repeated; only its end counts. Then others are asked, and one of them helps from then on."""
-
-    def story(world: World) -> None:
-        stranger = relayed(world)
-        world.membership.perform([SendPing(D)])
-        first, ping = world.recorder.calls
-        assert (first.contact, first.options["counts_as_failure"]) == (world.homes[C], False)
-        assert (ping.contact, ping.options) == (stranger, {"counts_as_failure": False, "require_proof": True})
-        assert first.options["limit_s"] < 0.6
-        first.on_result(None)
-        again = world.recorder.calls[2]
-        assert (again.contact, again.body, again.options["limit_s"]) == (world.homes[C], first.body, 0.6)
-        again.on_result(None)
-        asked = {call.contact: call for call in world.recorder.calls[3:]}
-        assert set(asked) == set(world.homes.values())
-        asked[world.homes[A]].on_result(PingResult(True, heartbeat(D, step=4)))
-        assert world.members.helper(D) == world.homes[A]
-        assert world.changes == [(D, "up")]
-
-    play(story)
-
-
-def test_a_member_that_nobody_reaches_any_more_is_suspected() -> None:
-    """As one that answered this node before."""
-
-    def story(world: World) -> None:
-        relayed(world)
-        world.membership.perform([SendPing(D)])
-        world.recorder.calls[0].on_result(PingResult(False))
-        for call in world.recorder.calls[2:]:
-            call.on_result(PingResult(False))
-        assert world.changes == [(D, "up"), (D, "suspect")]
 
     play(story)

@@ -40,25 +40,6 @@ def refusal(inits: InitFilter, init: HandshakeInit, wall: float = WALL) -> str:
     return ""
 
 
-def test_an_init_is_accepted_once_and_never_an_older_one() -> None:
-    """After an init was accepted, the same one and older ones of the same boot are replays; a newer one is not."""
-    inits = filter_of()
-
-    assert refusal(inits, init_at(WALL)) == ""
-    assert refusal(inits, init_at(WALL)) == "replayed"
-    assert refusal(inits, init_at(WALL - 1)) == "replayed"
-    assert refusal(inits, init_at(WALL + 1)) == ""
-
-
-def test_senders_and_boots_are_independent() -> None:
-    """The time of one sender's init does not count for another sender, or another boot of the same one."""
-    inits = filter_of()
-
-    assert refusal(inits, init_at(WALL)) == ""
-    assert refusal(inits, init_at(WALL - 1, boot=b"c" * 8)) == ""
-    assert refusal(inits, init_at(WALL - 1, sender=identity_from_seed(b"t" * 32))) == ""
-
-
 @pytest.mark.parametrize("ahead_s", [CLOCK_BOUND_S + 1, -CLOCK_BOUND_S - 1])
 def test_a_clock_beyond_the_bound_is_refused_and_reported_once(ahead_s: float) -> None:
     """Both directions are refused; the difference is reported once per node, and only for a valid signature."""
@@ -69,14 +50,6 @@ def test_a_clock_beyond_the_bound_is_refused_and_reported_once(ahead_s: float) -
     assert clocks == []
     assert [refusal(inits, init_at(WALL + ahead_s)) for _ in range(3)] == ["clock"] * 3
     assert clocks == [pytest.approx(ahead_s)]
-
-
-def test_an_init_from_before_our_start_is_refused() -> None:
-    """An init that is within the clock bound, but not newer than the start of this node, may be a recording."""
-    inits = filter_of()
-
-    assert refusal(inits, init_at(STARTED), wall=STARTED + 1) == "before_start"
-    assert refusal(inits, init_at(STARTED + 0.001), wall=STARTED + 1) == ""
 
 
 def test_an_unsigned_init_is_refused_and_not_remembered() -> None:

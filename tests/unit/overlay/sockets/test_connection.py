@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from p2pnode.overlay.sockets.connection import (
     ConnectionClosed,
 )
 from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.unit.overlay.sockets.wire import Wire
+from tests.unit.overlay.sockets.wire import SocketWire, Wire
 
 
 def test_what_nobody_reads_is_bounded() -> None:
@@ -166,3 +168,32 @@ def test_slow_bytes_do_not_time_out() -> None:
         assert bytes(target[:9]) == b"x" * 9
 
     VirtualLoop().run(main(), limit_s=60)
+
+
+class Socket:
+    """Records what is set; refuses where the kernel would."""
+
+    def __init__(self, *, allows: bool) -> None:
+        self.allows = allows
+        self.options: list[tuple[Any, ...]] = []
+
+    def setsockopt(self, *option: Any) -> None:
+        self.options.append(option)
+        if not self.allows:
+            raise PermissionError("not an allowed congestion control")
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="this system has one congestion control")
+@pytest.mark.parametrize(("host", "is_asked"), [("192.0.2.7", True), ("127.0.0.1", False), ("::1", False)])
+@pytest.mark.parametrize("allows", [True, False])
+def test_bbr_is_asked_for_beyond_the_loopback(host: str, is_asked: bool, allows: bool) -> None:
+    """A connection to another machine asks for the control that keeps queues short, and goes on where it is refused."""
+
+    async def main() -> None:
+        wire, sock = SocketWire(), Socket(allows=allows)
+        wire._extra.update(socket=sock, peername=(host, 9))
+        Connection().connection_made(wire)
+        wanted = [(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")]
+        assert sock.options == (wanted if is_asked else [])
+
+    asyncio.run(main())

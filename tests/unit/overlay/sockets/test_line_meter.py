@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,11 +12,13 @@ import pytest
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.capacity import class_of
 from p2pnode.overlay.line_rate import WINDOW_S, MeasuredLine
-from p2pnode.overlay.sockets.line_meter import QUEUED_BYTES, LineMeter
+from p2pnode.overlay.sockets.line_meter import QUEUED_BYTES, LineMeter, UploadMeter
+from p2pnode.overlay.sockets.send_queue import SLICE_BYTES, SMALL_SLICE_BYTES, SendQueue
 from p2pnode.overlay.sockets.transport import SocketTransport
 from p2pnode.overlay.system import SystemClock
-from p2pnode.overlay.transport import Request, Response, Upload
+from p2pnode.overlay.transport import MUCH_QUEUED_BYTES, Request, Response, Upload
 from tests.harness.environment.simulated import ListLog
+from tests.unit.overlay.sockets.wire import SocketWire
 
 MBIT = 125_000
 
@@ -134,3 +137,127 @@ def test_the_rate_of_a_real_stream_is_that_of_its_slow_reader_and_not_that_of_th
         assert 0.7 * reached < theirs < 1.5 * rate
 
     asyncio.run(main())
+
+
+class Ending:
+    """What the meter uses of a connection."""
+
+    def __init__(self, acknowledged: int, queued: int, received: int = 0, host: str = "10.0.0.1") -> None:
+        self.looks = 0
+        self.received = received
+        self.sent = SimpleNamespace(written=acknowledged + queued, acknowledged=self._acknowledged, queued=self._queued)
+        self.queued_bytes = queued
+        self.transport = SimpleNamespace(get_extra_info={"peername": (host, 1)}.get)
+
+    def _acknowledged(self) -> int:
+        self.looks += 1
+        return int(self.sent.written) - self.queued_bytes
+
+    def _queued(self) -> int:
+        return self.queued_bytes
+
+
+def connection(acknowledged: int, queued: int, received: int = 0, host: str = "10.0.0.1") -> Any:
+    return Ending(acknowledged, queued, received, host)
+
+
+def test_open_and_ended_connections_are_added_up() -> None:
+    """A connection that ends keeps its acknowledged bytes in the sum, once, and has none queued."""
+    meter, one, two = UploadMeter(), connection(100, 7, 11), connection(20, 3, 5)
+    assert meter.read() == Upload(0, 0)
+    meter.opened(one)
+    meter.opened(two)
+    assert meter.read() == Upload(120, 10, 16)
+    meter.closed(one)
+    meter.closed(one)
+    assert meter.read() == Upload(120, 3, 16)
+
+
+def test_an_idle_connection_is_not_looked_at_again_before_it_sends() -> None:
+    """With nothing queued its last number stands until something is written."""
+    meter, one = UploadMeter(), connection(100, 0)
+    meter.opened(one)
+    for _ in range(3):
+        assert meter.read() == Upload(100, 0)
+    assert one.looks == 1
+    one.sent.written, one.queued_bytes = 150, 20
+    assert meter.read() == Upload(130, 20)
+    one.queued_bytes = 0
+    assert meter.read() == Upload(150, 0)
+    assert meter.read() == Upload(150, 0)
+    assert one.looks == 3
+
+
+def test_peers_for_which_much_is_queued_are_counted() -> None:
+    """Two of three have at least 64 KiB to take; the streams to one peer add up."""
+    meter, half = UploadMeter(), MUCH_QUEUED_BYTES // 2
+    for host, queued in (("a", half), ("a", half), ("b", MUCH_QUEUED_BYTES - 1), ("c", 10 * half), ("c", 10 * half)):
+        meter.opened(connection(0, queued, host=host))
+
+    assert meter.read().queued_peers == 2
+
+
+def unknown(_socket: Any) -> int:
+    raise OSError("not known here")
+
+
+def ended(_socket: Any) -> int:
+    raise ValueError("negative file descriptor")
+
+
+def test_a_kernel_that_counts() -> None:
+    """Its number is taken as it is, whatever waits in which buffer, and never falls."""
+    counts = iter([100, 250, 240])
+    wire = SocketWire()
+    wire.buffered_bytes = 4000
+    queue = SendQueue(wire, lambda _socket: next(counts), unknown)
+
+    assert [queue.acknowledged() for _ in range(3)] == [100, 250, 250]
+    assert queue.slice_bytes == SLICE_BYTES
+
+
+def test_a_kernel_that_shows_its_queue() -> None:
+    """Acknowledged is what was written, less what waits in the process and in the kernel."""
+    wire, in_kernel = SocketWire(), [600]
+    queue = SendQueue(wire, unknown, lambda _socket: in_kernel[0])
+    queue.written, wire.buffered_bytes = 1000, 300
+
+    assert (queue.acknowledged(), queue.queued()) == (100, 900)
+    # What moves from the process into the kernel is no progress; what leaves the kernel is.
+    wire.buffered_bytes, in_kernel[0] = 200, 700
+    assert queue.acknowledged() == 100
+    in_kernel[0] = 650
+    assert queue.acknowledged() == 150
+    assert queue.slice_bytes == SMALL_SLICE_BYTES
+
+
+@pytest.mark.parametrize("probe", [None, unknown])
+def test_a_kernel_that_shows_nothing(probe: Any) -> None:
+    """What the kernel has taken counts as progress then."""
+    wire = SocketWire()
+    queue = SendQueue(wire, probe, probe)
+    queue.written, wire.buffered_bytes = 1000, 400
+
+    assert (queue.acknowledged(), queue.queued()) == (600, 400)
+
+
+def test_after_the_end_the_last_number_stays() -> None:
+    """The socket is gone, and what it has sent still counts."""
+    wire, answers = SocketWire(), [500]
+    queue = SendQueue(wire, lambda _socket: answers.pop(), unknown)
+    queue.written = 800
+    assert queue.acknowledged() == 500
+
+    wire.closing = True
+    queue._count = ended
+    assert (queue.acknowledged(), queue.queued()) == (500, 0)
+    queue._count, queue._queue = None, ended
+    assert (queue.acknowledged(), queue.queued()) == (500, 0)
+
+
+def test_a_socket_that_has_ended_has_nothing_queued() -> None:
+    """Also where its transport does not know yet: no reading of the line fails because of it."""
+    queue = SendQueue(SocketWire(), None, ended)
+    queue.written = 800
+
+    assert queue.queued() == 0
