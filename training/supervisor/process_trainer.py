@@ -130,7 +130,6 @@ class ProcessTrainer:
         #: Done when the model has moved to the values that arrived last, or its process has ended.
         self._entered: asyncio.Future[None] | None = None
         self._silence = TrainerSilence(clock.monotonic())
-        self._busy: BusyWith | None = None
         self._has_left = False
         self._pace = OrderPace(settings.hang_s)
         self._measured: list[Evaluation] = []
@@ -146,7 +145,7 @@ class ProcessTrainer:
 
     @property
     def busy(self) -> BusyWith | None:
-        return self._busy
+        return self._silence.busy
 
     @property
     def findings(self) -> list[tuple[str, str]]:
@@ -162,7 +161,7 @@ class ProcessTrainer:
     async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         """See `Trainer.start`."""
         await self._end_session(polite_s=0.0)
-        self._failure = self._busy = None
+        self._failure = None
         self._end = TrainerEnd()
         self._silence = TrainerSilence(self._clock.monotonic())
         self._has_left = False
@@ -435,11 +434,9 @@ class ProcessTrainer:
         self._moves()
         match message:
             case messages.Busy(what):
-                self._busy = BusyWith(what, now_s)
-                self._silence.begin_busy()
+                self._silence.busy = BusyWith(what, now_s)
             case messages.Idle():
-                self._busy = None
-                self._silence.end_busy()
+                self._silence.busy = None
             case messages.Warned(event, what, do) if do or not what:
                 self._findings.pop(event, None)
                 if what:
@@ -468,7 +465,7 @@ class ProcessTrainer:
         self._note_entered()
         if self._state not in ("running", "hung"):
             return
-        self._busy = None
+        self._silence.busy = None
         if isinstance(failure, TrainerLeft):
             self._log.info("trainer_left", reason=failure.reason)
             self._set_state("left")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.interface import BusyWith
 
 #: In multiples of `training.hang_s` (docs/faults.md): 10 s, 5 min and 1 h by default.
 IDLE_FACTOR = 30.0
@@ -73,7 +74,8 @@ class TrainerSilence:
     """The trainer's last sign of life and the processor time seen since. Times are monotonic seconds."""
 
     def __init__(self, now: float) -> None:
-        self._is_busy = False
+        #: What the script has said that it does: until it says that it is idle, no silence means anything.
+        self.busy: BusyWith | None = None
         self._heard_at = now
         #: When its processes were last seen to use the processor, or were heard.
         self._worked_at = now
@@ -84,13 +86,6 @@ class TrainerSilence:
         """The trainer has spoken."""
         self._heard_at = self._worked_at = now
         self._used_s = None
-
-    def begin_busy(self) -> None:
-        """The script has said that it is busy: no silence means anything until `end_busy`."""
-        self._is_busy = True
-
-    def end_busy(self) -> None:
-        self._is_busy = False
 
     def silent_s(self, now: float) -> float:
         return now - self._heard_at
@@ -107,7 +102,7 @@ class TrainerSilence:
 
     def verdict(self, now: float, limits: Limits) -> SilenceVerdict:
         """What the silence up to now means."""
-        if self._is_busy:
+        if self.busy is not None:
             return SilenceVerdict.WELL
         silent_s, idle_s = now - self._heard_at, now - self._worked_at
         if silent_s >= limits.silent_s:
@@ -120,7 +115,7 @@ class TrainerSilence:
 
     def wants_sample(self, now: float, limits: Limits) -> bool:
         """Whether it has been silent long enough for its processor time to matter."""
-        return not self._is_busy and now - self._heard_at >= limits.stalled_s / 2
+        return self.busy is None and now - self._heard_at >= limits.stalled_s / 2
 
     def next_check_s(self, now: float, limits: Limits) -> float:
         """Seconds until the verdict may change, or the next sample is due: every half of the limit for stalled."""

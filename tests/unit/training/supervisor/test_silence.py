@@ -6,7 +6,7 @@ import pytest
 
 from p2pnode.training.supervisor.silence import Limits, OrderPace, SilenceVerdict, TrainerSilence
 from p2pnode.training.trainer_link import messages
-from p2pnode.training.trainer_link.interface import StepOrder
+from p2pnode.training.trainer_link.interface import BusyWith, StepOrder
 
 HANG_S = 10.0
 KNOWN = Limits.of(HANG_S, pace_s=1.0)
@@ -114,11 +114,11 @@ def test_every_message_begins_the_silence_anew() -> None:
 def test_a_busy_trainer_is_well_however_long_it_takes() -> None:
     """Between `Busy` and `Idle` no silence means anything, and its processor time is not even asked for."""
     silence = TrainerSilence(0.0)
-    silence.begin_busy()
+    silence.busy = BusyWith("saving", 0.0)
 
     assert silence.verdict(1e6, KNOWN) is SilenceVerdict.WELL
     assert not silence.wants_sample(1e6, KNOWN)
-    silence.end_busy()
+    silence.busy = None
     silence.heard(1e6)
     assert watch(KNOWN, share=0.0, until_s=20.0, silence=TrainerSilence(0.0))[SilenceVerdict.STALLED] == 10
     assert silence.verdict(1e6 + 11, KNOWN) is SilenceVerdict.STALLED
