@@ -12,12 +12,17 @@ from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
 
 
-def simulate(scenario: Callable[[Swarm], Awaitable[None]], **settings: Any) -> None:
-    """Run a scenario on a simulated network with stub trainers."""
+def simulate(
+    scenario: Callable[[Swarm], Awaitable[None]],
+    *,
+    make_trainer: Callable[[str], StubTrainer] = StubTrainer,
+    **settings: Any,
+) -> None:
+    """Run a scenario on a simulated network with stub trainers. A setting's name has __ for its point."""
 
     async def main() -> None:
         keys = {key.replace("__", "."): value for key, value in settings.items()}
-        swarm = Swarm(seed=5, settings=keys, make_trainer=lambda name: StubTrainer(name))
+        swarm = Swarm(seed=5, settings=keys, make_trainer=make_trainer)
         try:
             await scenario(swarm)
         finally:

@@ -28,6 +28,7 @@ from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.builders.stores import delta, owner_of
 from tests.harness.environment.simulated import InlineExecutor, ListLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.status_swarm import simulate
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, plain_layout
 
@@ -350,20 +351,6 @@ def test_a_node_that_leaves_gives_up_the_checkpoint_that_is_being_written(tmp_pa
         assert {name.rpartition("/")[0] for name in world.disk.names("checkpoints")} == {world.newest().folder}
 
     in_world(tmp_path, scenario, disk_s=1.0)
-
-
-def simulate(scenario: Callable[[Swarm], Awaitable[None]], **settings: Any) -> None:
-    """Run a scenario on a simulated network with stub trainers."""
-
-    async def main() -> None:
-        keys = {key.replace("__", "."): value for key, value in settings.items()}
-        swarm = Swarm(seed=5, settings=keys, make_trainer=lambda name: StubTrainer(name))
-        try:
-            await scenario(swarm)
-        finally:
-            await swarm.stop()
-
-    run(main(), limit_s=600)
 
 
 def test_checkpoints_are_written_regularly_and_on_leaving() -> None:

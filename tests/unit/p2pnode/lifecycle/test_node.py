@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,28 +13,9 @@ from p2pnode.lifecycle import node as node_module
 from p2pnode.lifecycle.node import Node
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Activity
-from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.status_swarm import simulate
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StepTime, StubTrainer
-
-
-def simulate(
-    scenario: Callable[[Swarm], Awaitable[None]],
-    *,
-    make_trainer: Callable[[str], StubTrainer] = StubTrainer,
-    **settings: Any,
-) -> None:
-    """Run a scenario on a simulated network with stub trainers."""
-
-    async def main() -> None:
-        keys = {key.replace("__", "."): value for key, value in settings.items()}
-        swarm = Swarm(seed=5, settings=keys, make_trainer=make_trainer)
-        try:
-            await scenario(swarm)
-        finally:
-            await swarm.stop()
-
-    run(main(), limit_s=600)
 
 
 def test_the_states_of_a_run() -> None:

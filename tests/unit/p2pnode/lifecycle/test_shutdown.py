@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from p2pnode.errors import ExitCode
-from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.status_swarm import simulate
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
-
-
-def simulate(scenario: Callable[[Swarm], Awaitable[None]], **settings: Any) -> None:
-    """Run a scenario on a simulated network with stub trainers."""
-
-    async def main() -> None:
-        keys = {key.replace("__", "."): value for key, value in settings.items()}
-        swarm = Swarm(seed=5, settings=keys, make_trainer=lambda name: StubTrainer(name))
-        try:
-            await scenario(swarm)
-        finally:
-            await swarm.stop()
-
-    run(main(), limit_s=600)
 
 
 def test_a_finished_node_lingers_while_others_train_and_no_longer_than_allowed() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,26 +25,9 @@ from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.builders.peers import heartbeat
 from tests.harness.environment.simulated import ListLog, MemoryDisk, NoLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
+from tests.harness.swarms.status_swarm import simulate
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, initial_vector
-
-
-def simulate(
-    scenario: Callable[[Swarm], Awaitable[None]],
-    make_trainer: Callable[[str], StubTrainer] = StubTrainer,
-    **settings: Any,
-) -> None:
-    """Run a scenario on a simulated network with stub trainers."""
-
-    async def main() -> None:
-        keys = {key.replace("__", "."): value for key, value in settings.items()}
-        swarm = Swarm(seed=5, settings=keys, make_trainer=make_trainer)
-        try:
-            await scenario(swarm)
-        finally:
-            await swarm.stop()
-
-    run(main(), limit_s=600)
 
 
 def test_only_a_node_without_bootstraps_founds() -> None:
@@ -160,7 +142,7 @@ def test_a_checkpoint_of_another_model_gives_nothing() -> None:
         assert again.trainer is not None
         assert again.trainer.restored == [f"/state/{newest.folder}/trainer.state"]
 
-    simulate(scenario, make_trainer, training__checkpoint_s=1.0)
+    simulate(scenario, make_trainer=make_trainer, training__checkpoint_s=1.0)
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "unreadable"])
@@ -356,7 +338,7 @@ def test_another_model_is_refused_and_costs_nothing() -> None:
         await swarm.until(lambda: again.state == "training", within_s=60, what="it trains again")
         assert again.progress.step >= step
 
-    simulate(scenario, lambda name: StubTrainer(name, sizes.get(name, 256)), training__checkpoint_s=1.0)
+    simulate(scenario, make_trainer=lambda name: StubTrainer(name, sizes.get(name, 256)), training__checkpoint_s=1.0)
 
 
 def test_only_a_founder_opens_a_swarm_in_which_no_node_has_the_model() -> None:
@@ -479,7 +461,7 @@ def test_a_founder_that_has_told_others_of_its_swarm_opens_it_in_its_next_start(
         )
         assert again.overlay.genesis == joiner.living.overlay.genesis
 
-    simulate(scenario, make_trainer)
+    simulate(scenario, make_trainer=make_trainer)
 
 
 def test_a_joiner_of_a_swarm_that_was_given_up_ends_and_joins_the_next() -> None:
@@ -501,7 +483,7 @@ def test_a_joiner_of_a_swarm_that_was_given_up_ends_and_joins_the_next() -> None
         again = swarm.start("n1", bootstrap="n0").living
         await swarm.until(lambda: (again.state, founder.state) == ("training", "training"), within_s=60, what="both")
 
-    simulate(scenario, lambda name: StubTrainer(name, start_s=5.0))
+    simulate(scenario, make_trainer=lambda name: StubTrainer(name, start_s=5.0))
 
 
 def test_a_run_has_the_shards_that_its_founder_has_chosen() -> None:
