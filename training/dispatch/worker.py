@@ -56,8 +56,6 @@ MAX_RENEWAL_S = 8.0
 SAVE_S = 0.2
 #: Files that are missing here or differ are looked at again.
 RESCAN_S = 10.0
-#: Reports that wait for their answers at the same time.
-MAX_REPORTS = 8
 #: The tasks that this node holds, and how far they are trained, in the state directory.
 STATE_FILE = "dispatch.json"
 
@@ -385,9 +383,8 @@ class RecordsService:
             if not self._reports:  # some may be left after a fault
                 await self._wake_report.wait()
             self._wake_report.clear()
-            while self._reports:
-                some = list(self._reports.items())[:MAX_REPORTS]
-                await asyncio.gather(*(self._report_one(key, report) for key, report in some))
+            while self._reports:  # a node holds two or three tasks
+                await self._report_one(*next(iter(self._reports.items())))
             self._wake_fetch.set()  # a task that is finished may begin the next pass
 
     async def _report_one(self, key: Key, report: EndTask) -> None:

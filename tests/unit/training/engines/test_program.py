@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import json
 import pickle
-import random
 import re
 from typing import Any
 
 import pytest
 
 from p2pnode.training.engines.program import Context, NoSuchValue, Program, VerbFailed, Verbs, summary
-from p2pnode.training.values.store import NewValue, Stamped, ValueUpdate
+from p2pnode.training.values.store import NewValue, ValueUpdate
+from tests.harness.swarms.server_swarm import TableSurroundings
 
 
-class Around:
-    """Values in a dictionary, and two peers."""
-
-    node_id = "ab" * 20
+class Around(TableSurroundings):
+    """Values in a table, and two peers."""
 
     def __init__(self) -> None:
-        self.rng = random.Random(1)
-        self.values: dict[object, Stamped] = {}
+        super().__init__({})
+        self.node_id = "ab" * 20
 
     def clock(self) -> float:
         return 12.5
-
-    def get(self, key: object) -> Stamped | None:
-        return self.values.get(key)
-
-    def set(self, key: object, value: object, timestamp: int) -> None:
-        self.values[key] = Stamped(value, timestamp)
-
-    def keys(self) -> list[object]:
-        return list(self.values)
 
     def peers(self, count: int | None) -> dict[str, int]:
         return {"cd": 3, "ef": 4} if count is None else {"cd": 3}
@@ -44,7 +33,7 @@ class Around:
 
 @pytest.fixture
 def ctx() -> Context:
-    return Context(Around(), 7)  # type: ignore[arg-type]
+    return Context(Around(), 7)
 
 
 def test_a_context_shows_the_node_and_the_values(ctx: Context) -> None:
