@@ -162,7 +162,7 @@ def _exchange(node: Node, line: LineStatus | None) -> list[Finding]:
         what = f"deltas of {count} steps wait for their owners, one for {longest_s:.0f} s{why}"
         found.append(warning(what, "they are sent again by themselves; see whether /peers lists a suspect"))
     found += _counts(node, exchange)
-    if resigned := exchange.counters.resigned_shards:
+    if resigned := exchange.counters.shards_resigned:
         what = f"{resigned} shards of this node had values that no training makes, and were left to their backups"
         found.append(error(what, "look at this machine's memory and disk"))
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import NamedTuple
 
 from p2pnode import __version__
@@ -294,8 +295,9 @@ class StatusReport:
         exchange = self._node.exchange
         if exchange is None:
             return ExchangeStatus(arithmetic=kernels.name())
-        counters, store, sizes = exchange.counters, exchange.store, self._sizes(exchange)
+        store, sizes = exchange.store, self._sizes(exchange)
         return ExchangeStatus(
+            **asdict(exchange.counters),
             arithmetic=kernels.name(),
             enabled=self._node.config.exchange.enabled,
             shards=len(store),
@@ -307,28 +309,13 @@ class StatusReport:
                 if self._node.config.exchange.replicas
                 else 0
             ),
-            bytes_sent=counters.bytes_sent,
-            bytes_received=counters.bytes_received,
             merged_last_step=self._node.progress.merged_last_step,
-            refused=counters.refused,
-            refused_here=dict(counters.refused_here),
-            unusual_norms=counters.unusual_norms,
-            clipped=counters.clipped,
             outstanding_steps=exchange.outbox.steps,
             state_bytes=sizes.states,
             repair_reach_seconds=store.log.reach_s,
             repair_log_bytes=store.log.size_bytes,
-            repaired=counters.repaired,
             published_bytes=sizes.published,
-            shards_followed=counters.followed,
-            publications_entered=counters.publications_entered,
-            publication_mismatches=counters.publication_mismatches,
-            deltas_sent_again=counters.sent_again,
-            lost_in_splits=counters.lost_in_splits,
-            lost_in_restarts=max(0, counters.lost_in_restarts),
-            shards_resigned=counters.resigned_shards,
             shards_to_mend=len(to_mend(store.superseded)),
-            merged=counters.merged,
         )
 
     def _sizes(self, exchange: Exchange) -> _Sizes:

@@ -124,7 +124,7 @@ def test_an_owner_that_comes_back_with_an_older_disk_is_sent_what_it_had_acknowl
         world.observers.append(lambda _sender, _receiver, name, _payload: asked.append(name))
         await asyncio.sleep(5.0)
         assert value(world) == [15.0]
-        assert exchange_of(client).counters.sent_again == 2
+        assert exchange_of(client).counters.deltas_sent_again == 2
         assert "lacking" not in asked
 
     simulate(scenario, nodes=2, shards=1, replicas=0, tenure_s=600.0)

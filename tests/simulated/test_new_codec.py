@@ -53,7 +53,7 @@ def test_two_nodes_train_with_a_new_codec(monkeypatch: pytest.MonkeyPatch) -> No
         await asyncio.sleep(6.0)
         for exchange in members:
             assert (await exchange.pull(STEPS)).missing == []
-            followed.append(exchange.counters.followed)
+            followed.append(exchange.counters.shards_followed)
             found.append(exchange.replica.vector.copy())
         world.stop()
 

@@ -121,7 +121,7 @@ def totals(world: World) -> tuple[int, int, int]:
     """Shards followed, publications entered, mismatches, of all running nodes."""
     found = [exchange_of(member).counters for member in world.running()]
     return (
-        sum(one.followed for one in found),
+        sum(one.shards_followed for one in found),
         sum(one.publications_entered for one in found),
         sum(one.publication_mismatches for one in found),
     )
@@ -187,13 +187,13 @@ def test_a_joiner_enters_the_publication_with_its_first_whole() -> None:
         await training.steps(3)
         late = await join(world, "late")
         counters = exchange_of(late).counters
-        assert (counters.followed, counters.publications_entered) == (0, SHARDS)
+        assert (counters.shards_followed, counters.publications_entered) == (0, SHARDS)
         for shard in range(SHARDS):
             assert exchange_of(late).replica.position_of(shard).published > 0
         await training.steps(2)
         await training.rest()
 
-        assert counters.followed >= SHARDS
+        assert counters.shards_followed >= SHARDS
         assert check_followers(world) >= 4 * SHARDS
 
     simulate(scenario)

@@ -71,13 +71,13 @@ class Counters:
     unusual_norms: int = 0  # shards of deltas with a norm far above the median
     clipped: int = 0  # shards of deltas that were scaled down
     repaired: int = 0  # deltas of one shard from the other side of a split, added here
-    followed: int = 0  # shards brought up to date by changes of their published value
+    shards_followed: int = 0  # shards brought up to date by changes of their published value
     publications_entered: int = 0  # shards of which the published value was pulled as a whole
     publication_mismatches: int = 0  # shards with another digest after a pull than at their owner; pulled whole
     lost_in_splits: int = 0  # acknowledged on this side of a split, and no longer in the log
-    resigned_shards: int = 0  # of this node whose values were not finite, or out of range
+    shards_resigned: int = 0  # of this node whose values were not finite, or out of range
     lost_in_restarts: int = 0  # what disks had, and the copies that the swarm was started again with had not
-    sent_again: int = 0  # shards of deltas that an owner acknowledged and lost
+    deltas_sent_again: int = 0  # shards of deltas that an owner acknowledged and lost
 
 
 class RebalanceRequests:

@@ -92,7 +92,7 @@ class Subscriber:
             raise Nonsense("a published value is out of range")
         self._digests[shard] = digest
         if is_change:
-            self._counters.followed += 1
+            self._counters.shards_followed += 1
         else:
             self._counters.publications_entered += 1
         return True

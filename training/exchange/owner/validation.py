@@ -207,7 +207,7 @@ class ShardInspector:
     def resign(self, shard: int) -> None:
         """Own a shard no more, whose values are broken."""
         self._store.resign(shard)
-        self._counters.resigned_shards += 1
+        self._counters.shards_resigned += 1
         self._log.error("shard_resigned", shard=shard)
         self._rebalance.take_over(shard)  # the ordinary search for the best copy, here without one
         self._rebalance.wake()

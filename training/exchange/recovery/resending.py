@@ -151,7 +151,7 @@ class Resending:
             elif outcome == "refused":
                 self.sent.drop(key)
         added, refused = outcomes.count("ok"), outcomes.count("refused")
-        self.counters.sent_again += added
+        self.counters.deltas_sent_again += added
         if added or refused:
             self._log.warning("deltas_sent_again", count=added, refused=refused)
         return added > 0

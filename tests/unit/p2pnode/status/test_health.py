@@ -207,7 +207,7 @@ def test_shards_that_broke_in_memory_are_a_finding() -> None:
         host = swarm.start("n0")
         await swarm.until(lambda: host.living.progress.step >= 1, within_s=30, what="it trains")
         assert found(swarm, host, "no training makes") == []
-        host.living.exchange.counters.resigned_shards = 2
+        host.living.exchange.counters.shards_resigned = 2
         assert found(swarm, host, "no training makes") == [
             "2 shards of this node had values that no training makes, and were left to their backups"
         ]

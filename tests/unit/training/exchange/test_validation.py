@@ -301,7 +301,7 @@ def test_a_shard_with_such_values_is_resigned(number: float, array: str) -> None
         assert (store.owned, store.superseded) == ({}, {})
         assert store.ownership.fence(0) > former
         assert context.rebalance.collect_orphans() == [0]
-        assert context.counters.resigned_shards == 1
+        assert context.counters.shards_resigned == 1
         assert [(one.event, one.fields) for one in records_of(context)] == [("shard_resigned", {"shard": 0})]
 
     run(scenario())
