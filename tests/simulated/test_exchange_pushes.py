@@ -15,6 +15,7 @@ from p2pnode.training.exchange.client.push import PUSH_DEADLINE_S
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import Forward, ForwardAnswer, Forwarded, Push, PushAnswer, decode
 from p2pnode.training.exchange.ownership_messages import ShardList, TransferResult
+from p2pnode.training.exchange.swarm_view import LASTING_S
 from tests.harness.environment.simulated import InlineExecutor
 from tests.harness.swarms.exchange_story import (
     BOUND_S,
@@ -319,6 +320,41 @@ def test_a_node_that_has_closed_adds_nothing_more() -> None:
         ]
 
     simulate(scenario, nodes=1)
+
+
+def test_the_own_step_counts_in_the_median_and_an_owner_that_counts_otherwise_is_noted() -> None:
+    """From the moment on that it is told. A push carries the start of its node, and the workers that it counts."""
+
+    async def scenario(world: World) -> None:
+        member, seen = bystander(world), pushes_seen(world)
+        exchange = exchange_of(member)
+        world.training = False
+        assert exchange.view.median_step() == 0
+        for one in world.running():
+            exchange_of(one).begin_at(5)
+            assert one.overlay is not None
+            one.overlay.step = 5
+            world.spread(one)
+        await asyncio.sleep(3.0)
+        assert exchange.view.median_step() == 5
+        exchange.run.incarnation = 3
+        assert member.overlay is not None
+        member.overlay.workers = lambda: 9.0  # type: ignore[method-assign]
+        for step in (6, 7):
+            exchange.view.invalidate()
+            await exchange.push(step, step - 1, 1.0, ONES.copy())
+            await asyncio.sleep(LASTING_S)
+        assert [(one.incarnation, one.step, one.workers) for one in seen] == [(3, 6, 9.0), (3, 7, 9.0)]
+        assert exchange.view.counts.lasting() == [(owner(world).contact.node_id, 1.0)]
+
+    async def alone(world: World) -> None:
+        exchange = exchange_of(owner(world))
+        for step in (5, 6):
+            exchange.advance(step)
+            assert exchange.view.median_step() == step
+
+    simulate(scenario, nodes=4, shards=1)
+    simulate(alone, nodes=1)
 
 
 def test_a_backup_that_dies_is_replaced_and_no_delta_is_added_without_one() -> None:
