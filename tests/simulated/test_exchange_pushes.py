@@ -208,8 +208,8 @@ def test_what_a_node_trains_out_of_reach_of_all_owners_is_added_when_it_is_back(
 
 
 def test_large_shards_are_worked_on_beside_the_loop_and_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Founding, encoding, decoding, measuring and copying run in threads. A retry in between adds nothing twice, and a
-    delta that is not finite is refused."""
+    """Founding, encoding, decoding, measuring and copying run in threads, which pause. A delta that is not finite is
+    refused."""
     for name, most in (("PASS", 3), ("TURN", 1), ("PART", 4)):
         monkeypatch.setattr(f"p2pnode.training.cooperative.VALUES_PER_{name}", most)
     monkeypatch.setattr("p2pnode.training.exchange.client.outbox.VALUES_PER_PART", 4)
@@ -221,12 +221,16 @@ def test_large_shards_are_worked_on_beside_the_loop_and_in_parts(monkeypatch: py
         return await run_in_thread(self, function, *arguments, **options)
 
     monkeypatch.setattr(InlineExecutor, "run", noted)
+    pauses: list[None] = []
+    monkeypatch.setattr(InlineExecutor, "pause", lambda _self: pauses.append(None))
 
     async def scenario(world: World) -> None:
         assert "fresh_state" in names
         names.clear()
+        pauses.clear()
         member = bystander(world)
         await push(member, 1)
+        assert len(pauses) == 2  # after each shard: the loop may share the thread's core
         await push(owner(world), 1, 10.0)
         report = await exchange_of(member).push(2, 1, 1.0, np.array([np.nan, *[1.0] * 7], np.float32))
         assert report.refused == {"not_finite": 1}

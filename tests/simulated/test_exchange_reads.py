@@ -85,6 +85,28 @@ def test_of_broken_answers_whole_shards_are_kept_and_no_more_is_sent_again() -> 
     simulate(scenario, nodes=4, shards=16, values=32, owners=3, pull_codec="float32")
 
 
+def test_a_pull_lasts_as_long_as_shards_come() -> None:
+    """Attempts of two seconds each bring two of sixteen shards: together they last longer than the silence that would
+    end the pull."""
+
+    async def scenario(world: World) -> None:
+        puller = bystander(world)
+        await push(puller, 1)
+        world.links = Links(delay_s=(0.9, 0.9))
+
+        def cut(buffers: list[bytes]) -> bool:
+            is_cut = len(buffers) > 4
+            del buffers[4:]
+            return is_cut
+
+        world.tear = cut  # type: ignore[method-assign]
+        began_s = world.clock.monotonic()
+        assert (await exchange_of(puller).pull(1)).missing == []
+        assert world.clock.monotonic() - began_s > 8 * 1.8 - 0.1
+
+    simulate(scenario, nodes=4, shards=16, values=32, pull_codec="float32")
+
+
 def test_a_step_goes_on_with_what_it_has_where_an_owner_serves_nothing() -> None:
     """Its pull ends after the deadline. Only a joiner is sent copies of other nodes, which may lack the last deltas."""
 

@@ -237,3 +237,26 @@ def test_who_searches_for_deltas_gets_those_that_a_log_has() -> None:
             assert await found(0) == [(2, 1.0)]
 
     simulate(scenario, nodes=3, shards=1)
+
+
+def test_an_owner_tells_what_it_has_when_it_can() -> None:
+    """With its term. While its shard is held, or waits for a backup, it is asked again; another node names it."""
+
+    async def scenario(world: World) -> None:
+        first, second = owner(world), other(world)
+        await push(second, 1)
+        found = exchange_of(first).reconciler.history(0)
+        assert (found.status, found.term, found.known_count) == ("owner", owned(world).term, 1)
+        assert found.known == [(second.contact.node_id, 1, [(1, 1)])]
+        elsewhere = exchange_of(second).reconciler.history(0)
+        assert (elsewhere.status, elsewhere.owner_info and elsewhere.owner_info.owner) == (
+            "not_owner",
+            first.contact.node_id,
+        )
+        mine = owned(world)
+        mine.moving = True
+        assert exchange_of(first).reconciler.history(0).status == "retry"
+        mine.moving, mine.backup = False, None
+        assert exchange_of(first).reconciler.history(0).status == "retry"
+
+    simulate(scenario, nodes=3, shards=1)

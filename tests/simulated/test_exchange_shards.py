@@ -401,22 +401,58 @@ def test_a_node_alone_leaves_at_once_and_one_of_several_hands_everything_over() 
     simulate(alone, nodes=1, shards=4)
 
 
-def test_a_leaving_node_takes_no_shard_over_from_its_replica() -> None:
-    """It would go with the shard, under a term above that of a whole state on another disk."""
+@pytest.mark.parametrize("why", ["leaves", "has just started"])
+def test_some_nodes_take_no_shard_over_from_a_replica(why: str) -> None:
+    """One that leaves would go with the shard, under a term above that of a whole state on another disk. One that has
+    just started does not know the others yet. They are asked all the same."""
 
     async def scenario(world: World) -> None:
-        last = bystander(world)
-        await push(last, 1)
-        await exchange_of(last).pull(1)
-        for member in [one for one in world.running() if one is not last]:
+        asked, asking = world.running()[2:]
+        await push(asking, 1)
+        for member in (asked, asking):
+            assert (await exchange_of(member).pull(1)).missing == []
+            exchange_of(member).begin_at(1)
+        if why == "leaves":
+            leaving = asyncio.ensure_future(exchange_of(asked).leave(60.0))
+        else:
+            exchange_of(asked).delay_takeover(600.0)
+        for member in world.running()[:2]:
             world.kill(member.name)
-        leaving = asyncio.ensure_future(exchange_of(last).leave(30.0))
-        await asyncio.sleep(20.0)
-        assert exchange_of(last).store.owned == {}
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
+        seen = requests_seen(world)
+        pushing = asyncio.ensure_future(exchange_of(asking).push(2, 1, 1.0, ONES.copy()))
+        await asyncio.sleep(15.0)
+        await pushing
+        assert (asking.name, asked.name, "request_takeover") in seen
+        assert exchange_of(asked).store.owned == {}
+        if why == "leaves":
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+        else:
+            exchange_of(asked).rebalancer.allow_takeover()
+            await until(world, lambda: owner_is(world, asked), within_s=BOUND_S, what="it owns the shard")
 
-    simulate(scenario, nodes=3, shards=1)
+    simulate(scenario, nodes=4, shards=1)
+
+
+def test_a_delta_in_flight_stops_a_hand_over() -> None:
+    """It is given up without a request, and tried again when the delta is in."""
+
+    async def scenario(world: World) -> None:
+        former, copy = owner(world), backup(world)
+        prefer(world, copy, former)
+        with striking(world.unanswered, "forward"):
+            pushing = asyncio.ensure_future(exchange_of(bystander(world)).push(1, 0, 1.0, ONES.copy()))
+            await asyncio.sleep(0.2)
+            seen = requests_seen(world)
+            await exchange_of(former).rebalancer.tick()
+            await asyncio.sleep(2.0)
+            assert "hand_over" not in [name for *_, name in seen]
+        await pushing
+        assert await exchange_of(bystander(world)).flush(BOUND_S) == 0
+        await until(world, lambda: owner(world) is copy and paired(world), within_s=30.0, what="the shard has moved")
+        assert value(world) == [1.0]
+
+    simulate(scenario, nodes=4, shards=1, settle_s=4.0)
 
 
 @pytest.mark.promise(6)

@@ -15,6 +15,7 @@ from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.messages import decode, encode
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.state import ShardState
 from tests.harness.environment.simulated import Record
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.exchange_swarm import GENESIS, Member, Strikes, World
@@ -159,9 +160,14 @@ def paired(world: World) -> bool:
             return False
         backed = exchange_of(backup(world, shard)).store.backed.get(shard)
         copy, state = None if backed is None else backed.state, owned(world, shard).state
-        if copy is None or (copy.value.tobytes(), copy.known_count) != (state.value.tobytes(), state.known_count):
+        if copy is None or _compared(copy) != _compared(state):
             return False
     return True
+
+
+def _compared(state: ShardState) -> tuple[object, ...]:
+    """All that a backup has to have as its owner has it."""
+    return state.value.tobytes(), state.known_count, sorted(state.norms.rows())
 
 
 def events(world: World, name: str) -> list[Record]:
