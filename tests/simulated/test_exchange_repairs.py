@@ -130,6 +130,25 @@ def test_an_owner_that_comes_back_with_an_older_disk_is_sent_what_it_had_acknowl
     simulate(scenario, nodes=2, shards=1, replicas=0, tenure_s=600.0)
 
 
+def test_a_node_that_has_taken_over_from_its_replica_adds_its_own_deltas() -> None:
+    """Those that the replica certainly lacks, once, with the weight that they had; its owner had acknowledged them."""
+
+    async def scenario(world: World) -> None:
+        first, second = owner(world), other(world)
+        exchange = exchange_of(second)
+        await push(second, 1, 1.0)
+        assert (await exchange.pull(1)).missing == []
+        assert (await exchange.push(2, 1, 0.5, 4 * ONES)).acknowledged == 1
+        assert value(world) == [3.0]
+        world.kill(first.name)
+        await goes_on_alone(world, second, 3, 8.0)
+        await until(world, lambda: value(world) == [11.0], within_s=BOUND_S, what="its own delta")
+        await asyncio.sleep(5.0)
+        assert value(world) == [11.0]
+
+    simulate(scenario, nodes=2, shards=1, replicas=0, pull_codec="float32", weight="samples")
+
+
 def test_an_owner_names_what_it_certainly_lacks() -> None:
     """Not what it has, nor a delta with a base before an era; of a shard that it does not own it says nothing."""
 
