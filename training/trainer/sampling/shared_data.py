@@ -79,7 +79,7 @@ class SharedData:
         return shard
 
     def records(self, decode: Decode | None, flush: Callable[[], bool]) -> IterableDataset[Any]:
-        """See `SwarmData.records`."""
+        """See `AttachedSwarm.records`."""
         if self._ranks.count > 1:
             raise ValueError(
                 "swarm.records is not possible under torchrun: use swarm.sampler or swarm.shard, or a node per rank"

@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 
 from p2pnode.training.trainer_link.data_messages import Claim, DataGranted, DataOpened, DataShape, DataWanted
-from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed, TrainerLeft
+from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerLeft
 from tests.harness.environment.virtual_loop import run
 from tests.harness.trainers.stub_device import StubDevice, host_of
-
-
-def order(step: int, local_steps: int = 4) -> StepOrder:
-    return StepOrder(step, local_steps, workers=2.0, is_first=True, node_index=1)
+from tests.unit.training.devices.test_node_step import order
 
 
 def test_a_trainer_that_dies_is_dropped_and_restarted_beside_the_others() -> None:

@@ -6,15 +6,10 @@ import asyncio
 
 import pytest
 
-from p2pnode.training.trainer_link.interface import StepOrder
 from p2pnode.training.trainer_link.messages import StepAnswer
 from tests.harness.environment.virtual_loop import run
 from tests.harness.trainers.stub_device import StubDevice, host_of
-from tests.unit.training.devices.test_node_step import exchange
-
-
-def order(step: int, local_steps: int = 4) -> StepOrder:
-    return StepOrder(step, local_steps, workers=2.0, is_first=True, node_index=1)
+from tests.unit.training.devices.test_node_step import exchange, order
 
 
 def test_a_trainer_that_hangs_before_its_first_request_holds_nobody_up() -> None:
