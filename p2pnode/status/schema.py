@@ -162,13 +162,15 @@ class DispatchStatus(Struct, frozen=True, kw_only=True):
     master: NodeId | None
     store: str
     epoch: Count
-    pass_number: Annotated[Count | None, gauge("p2pnode_dispatch_pass", "The present pass over the records.")]
-    passes: Count | None
-    tasks: Count | None
-    todo: Annotated[Count | None, gauge("p2pnode_dispatch_tasks", "Tasks of the pass by state.", state={"todo": None})]
-    leased: Annotated[Count | None, gauge("p2pnode_dispatch_tasks", "", state={"leased": None})]
-    done: Annotated[Count | None, gauge("p2pnode_dispatch_tasks", "", state={"done": None})]
-    failed: Annotated[Count | None, gauge("p2pnode_dispatch_tasks", "", state={"failed": None})]
+    pass_number: Annotated[Count | None, gauge("p2pnode_dispatch_pass", "The present pass over the records.")] = None
+    passes: Count | None = None
+    tasks: Count | None = None
+    todo: Annotated[
+        Count | None, gauge("p2pnode_dispatch_tasks", "Tasks of the pass by state.", state={"todo": None})
+    ] = None
+    leased: Annotated[Count | None, gauge("p2pnode_dispatch_tasks", "", state={"leased": None})] = None
+    done: Annotated[Count | None, gauge("p2pnode_dispatch_tasks", "", state={"done": None})] = None
+    failed: Annotated[Count | None, gauge("p2pnode_dispatch_tasks", "", state={"failed": None})] = None
     discarded: Annotated[Count, counter("p2pnode_dispatch_discarded_total", "Tasks that were given up.")]
     held: Count
     records_trained: Annotated[

@@ -49,20 +49,16 @@ def dispatch_status(
     queue = None if master is None else master.queue
     if queue is None and counts is not None:
         queue = counts.queue
+    counted = {} if queue is None else msgspec.structs.asdict(queue)
+    counted.pop("end", None)
     return DispatchStatus(
+        **counted,
         source=source,
         serves=master is not None and master.serves_since is not None,
         serves_seconds=None if master is None or master.serves_since is None else round(now - master.serves_since, 3),
         master=None if records is None or records.master is None else records.master.hex(),
         store=master.store if master is not None else (counts.store if counts is not None else ""),
         epoch=0 if master is None else master.epoch,
-        pass_number=None if queue is None else queue.pass_number,
-        passes=None if queue is None else queue.passes,
-        tasks=None if queue is None else queue.tasks,
-        todo=None if queue is None else queue.todo,
-        leased=None if queue is None else queue.leased,
-        done=None if queue is None else queue.done,
-        failed=None if queue is None else queue.failed,
         discarded=master.discarded if master is not None else (counts.discarded if counts is not None else 0),
         held=0 if records is None else records.held,
         records_trained=0 if records is None else records.trained,
