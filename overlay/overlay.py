@@ -26,7 +26,6 @@ from p2pnode.overlay.identity import Identity
 from p2pnode.overlay.ids import short
 from p2pnode.overlay.kademlia.messages import StreamsFailing
 from p2pnode.overlay.kademlia.protocol import SwarmServer
-from p2pnode.overlay.line_rate import MeasuredLine
 from p2pnode.overlay.line_trial import LineTrial
 from p2pnode.overlay.local_node import LocalChange, LocalNode
 from p2pnode.overlay.membership.failure_detector import FailureDetector
@@ -103,7 +102,10 @@ class Overlay:
         self._joining.on_arrival(self._try_line)
         self._joining.on_arrival(self._reachability.check_now)
         local.on_change(self._on_local_change)
-        # What others call of the services, as it is there.
+        # What others call of the services, as it is there. Of the peers a suspected one is alive. `attempts`: the last
+        # failure by bootstrap address.
+        self.node_id, self.line, self.attempts = local.node_id, local.line, dialer.attempts
+        self.is_alive = members.peers.__contains__
         self.announce, self.set_willing = local.announce, local.set_willing
         self.peers = members.peers
         self.contact = members.contact
@@ -132,7 +134,7 @@ class Overlay:
         self._membership.start()
         self._run("sampling", self._sampler.keep_sampling)
         self._run("refresh", self._crawler.keep_table_fresh)
-        self._crawler.on_first_call(lambda: self._run("crawl", self._crawler.keep_crawling))
+        self._run("crawl", self._crawler.keep_crawling)
         self._run("reachability", self._reachability.run)
         if self._port_mapper is not None:
             self._run("mapping", self._port_mapper.run)
@@ -210,10 +212,6 @@ class Overlay:
     # -- this node -----------------------------------------------------------------------------------------------
 
     @property
-    def node_id(self) -> bytes:
-        return self.local.node_id
-
-    @property
     def is_eligible(self) -> bool:
         """Whether this node may own: others reach it, and it is willing."""
         return self.local.heartbeat.eligible
@@ -248,11 +246,6 @@ class Overlay:
     # -- peers ---------------------------------------------------------------------------------------------------
 
     @property
-    def attempts(self) -> dict[str, str]:
-        """Last failure by bootstrap address."""
-        return self._joining.attempts
-
-    @property
     def refusal(self) -> str:
         """Why this node has no peers: every bootstrap belongs to another swarm. Empty where it is not so."""
         return self._joining.refusal
@@ -267,15 +260,6 @@ class Overlay:
     def members(self) -> list[Peer]:
         """All live peers known."""
         return list(self.peers)
-
-    def is_alive(self, node_id: bytes) -> bool:
-        """Known, and neither dead nor left; a suspected peer counts as alive."""
-        return node_id in self.peers
-
-    @property
-    def line(self) -> MeasuredLine:
-        """The measured rates of this node's line."""
-        return self.local.line
 
     async def _answer_hello(self, incoming: Request) -> Response:
         return hello.answer_hello(

@@ -86,13 +86,6 @@ class SizedBody:
         return self._buffers
 
 
-class CountedBody(Protocol):
-    """A received body that knows how many of its bytes have arrived, also inside a read."""
-
-    @property
-    def received_bytes(self) -> int: ...
-
-
 class DirectBody(Protocol):
     """A received body that can write its next bytes directly into a buffer of the reader."""
 
@@ -230,11 +223,6 @@ class Transport(Protocol):
         request to this node, which is likely soon. `timeout_s` bounds *silence*: connecting, and every time in which no
         byte arrives and the peer's kernel acknowledges none. Raises `TransportError`. Leaving the block early closes
         the stream."""
-        ...
-
-    def upload(self) -> Upload:
-        """How much the streams have sent, and how much of it the other ends have acknowledged; a few system calls per
-        open connection."""
         ...
 
     def has_line_to(self, to: Address) -> bool:

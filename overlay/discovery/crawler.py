@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
 
 from p2pnode.overlay.discovery.candidates import Candidates
 from p2pnode.overlay.discovery.lookup_service import LookupService
@@ -52,13 +51,8 @@ class Crawler:
         self._rng = environment.entropy.random
         self._refresh_now = asyncio.Event()
         self._crawl_wanted = asyncio.Event()
-        self._begin: Callable[[], None] | None = None
         self._crawl_until = 0.0
         membership.on_change(self._on_change)
-
-    def on_first_call(self, begin: Callable[[], None]) -> None:
-        """Call `begin` when all members are asked for first: it runs `keep_crawling`, which most nodes never need."""
-        self._begin = begin
 
     def _on_change(self, change: PeerChange) -> None:
         if change.kind == "returned":
@@ -71,9 +65,6 @@ class Crawler:
         if not self._members.all_known():
             if now > self._crawl_until:
                 self._crawl_wanted.set()
-                if self._begin is not None:
-                    begin, self._begin = self._begin, None
-                    begin()
             self._crawl_until = now + 2 * CRAWL_INTERVAL_S
         return [peer for peer in self._members.peers if peer.counts_for_barrier(now, since)]
 

@@ -23,7 +23,6 @@ from p2pnode.overlay.transport import (
     ReceivedResponse,
     RequestHandler,
     Transport,
-    Upload,
     waits_for_none,
 )
 
@@ -82,10 +81,6 @@ class SealedTransport:
     ) -> AbstractAsyncContextManager[ReceivedResponse]:
         """See `Transport.request`."""
         return self._below.request(to, name, head, body, timeout_s=timeout_s, keep=keep)
-
-    def upload(self) -> Upload:
-        """See `Transport.upload`."""
-        return self._below.upload()
 
     def has_line_to(self, to: Address) -> bool:
         """See `Transport.has_line_to`."""

@@ -169,7 +169,7 @@ class BodyReader:
 
     @property
     def received_bytes(self) -> int:
-        """See `overlay.transport.CountedBody`; with the bytes of the framing."""
+        """Bytes that have arrived, also inside a read; with those of the framing."""
         return self._connection.received - self._received_before
 
     async def read(self) -> bytes:
@@ -237,7 +237,7 @@ class WholeBody:
 
     def __init__(self, data: bytes) -> None:
         self._left = memoryview(data)
-        #: See `overlay.transport.CountedBody`.
+        #: As in `BodyReader`.
         self.received_bytes = len(data)
 
     def __aiter__(self) -> WholeBody:

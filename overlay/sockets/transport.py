@@ -32,7 +32,6 @@ from p2pnode.overlay.transport import (
     Body,
     DatagramHandler,
     RequestHandler,
-    Upload,
     waits_for_none,
 )
 
@@ -137,10 +136,6 @@ class SocketTransport:
         self._is_open = True
         self._meter.start()
         return self.address
-
-    def upload(self) -> Upload:
-        """See `Transport.upload`."""
-        return self._streams.read()
 
     def has_line_to(self, to: Address) -> bool:
         """See `Transport.has_line_to`."""
