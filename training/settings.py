@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from p2pnode.training.encoding.table import CHANGES, CODECS, CodecSetting, in_words
+from p2pnode.training.encoding.table import CODECS, CodecSetting, in_words
 from p2pnode.training.shard_count import MAX_SHARDS
 
 Count = Annotated[int, Meta(ge=0)]
@@ -222,7 +222,7 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         CodecSetting,
         Meta(
             description=f"Encoding of pulled values; with {_CHANGES} a node receives only changes of values. auto: "
-            f"the encoding of pushes, but {CHANGES} instead of {_PARTIAL}."
+            f"the encoding of pushes, and with {_PARTIAL} one of about four times as many values."
         ),
     ] = "auto"
     shards: Annotated[

@@ -79,7 +79,7 @@ def line_findings(status: LineStatus, choice: CodecChoice | None) -> list[Findin
     what = f"this node's line carries {_megabytes(carried)} of {_megabytes(needed)} MB per step"
     advice = ["raise training.local_steps on all nodes"]
     if not choice.is_automatic and choice.codec != CHOICES[-1]:
-        advice.insert(0, f'set exchange.codec = "{CHOICES[-1]}"')
+        advice.insert(0, 'set exchange.codec = "auto"')
     return [warning(what, "; or ".join(advice))]
 
 

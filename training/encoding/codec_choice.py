@@ -5,12 +5,11 @@ for it, and it may take `PART_ALONE`. Once the line is measured (`overlay.line_r
 form (`training.encoding.step_bytes`) over its rate decide. A less lossy codec must fit into four fifths of that time,
 and every change must be decided twice in a row, so a rate near an edge changes nothing.
 
-A line is measured only when it was busy for some time. Before that the first push is a probe of a few megabytes, or of
-fewer where the rate at which the vector was received shows that the line carries no more. While
-pushes take less than half of their time, the next less lossy codec is tried; one that takes more than its time is given
-up for a while. A slow line is busy during a probe, and measured then; a fast one ends at the most exact codec within a
-few steps. A measured rate may still be too small, because of slow peers: pushes that take little of their time overrule
-it.
+A line is measured only when it was busy for some time. Before that the first push is in the densest partial codec, or
+in a shorter one where the rate at which the vector was received shows that the line carries no more. While pushes take
+less than half of their time, the next less lossy codec is tried; one that takes more than its time is given up for a
+while. A slow line is busy during a probe, and measured then; a fast one ends at the most exact codec within a few
+steps. A measured rate may still be too small, because of slow peers: pushes that take little of their time overrule it.
 
 `CodecChoice` decides, purely; `CodecControl` gathers the measured line, the shares of this node and the times.
 """
@@ -26,7 +25,7 @@ from statistics import median_high
 from p2pnode.overlay.environment import Log
 from p2pnode.overlay.line_rate import MeasuredLine
 from p2pnode.training.encoding.step_bytes import StepShape, step_bytes
-from p2pnode.training.encoding.table import CHANGES, CHOICES, LEAST_LOSSY, CodecName
+from p2pnode.training.encoding.table import CHANGES, CHOICES, CODECS, LEAST_LOSSY, CodecName
 from p2pnode.training.settings import ExchangeSettings
 
 #: The part of a step's training that its exchange may take, beside it and, under bsp, after it.
@@ -37,8 +36,8 @@ CLIMB = 0.8
 CONFIRMATIONS = 2
 #: So few bytes are sent in the most exact codec over any line: their time is the round trip.
 SMALL_BYTES = 64 * 1024
-#: The first push over a line that is not known has at most so many bytes, unless the shortest codec needs more.
-PROBE_BYTES = 4_000_000
+#: Of the first push over a line that is not known: with what it leaves to later deltas nothing is learned more slowly.
+PROBE = next(name for name in CHOICES if CODECS[name].is_partial)
 #: After a try that took too long, so many steps pass before the next.
 TRY_AGAIN_STEPS = 10
 
@@ -127,16 +126,11 @@ class CodecChoice:
             return self._by_rate(facts)
         if self.needed_bytes(facts, LEAST_LOSSY) <= SMALL_BYTES:
             return LEAST_LOSSY, _SMALL
-        probe, reason = CHOICES[-1], "the line is not measured yet, and the model is large"
-        for codec in CHOICES[1:]:
-            if step_bytes(facts.shape, codec).pushed <= PROBE_BYTES:
-                probe, reason = codec, "the line is not measured yet"
-                break
         if facts.rates is not None and facts.step_s:
             received = self._by_rate(facts)
-            if _is_lossier(received[0], probe):
+            if _is_lossier(received[0], PROBE):
                 return received
-        return probe, reason
+        return PROBE, "the line is not measured yet"
 
     def _by_rate(self, facts: LineFacts) -> tuple[CodecName, str]:
         rates = facts.rates

@@ -12,11 +12,8 @@ def is_whole(codec: CodecName) -> bool:
 
 
 def pulled_in(pushed: CodecName) -> CodecName:
-    """The codec of pulls that goes with a codec of pushes: the same, but where deltas are sent in part.
-
-    A change joins the deltas of all, and is denser than each; `CHANGES` sends all of it.
-    """
-    return CHANGES if CODECS[pushed].is_partial else pushed
+    """The codec of pulls that goes with a codec of pushes: the same, or a denser one where deltas are sent in part."""
+    return CODECS[pushed].changes or pushed
 
 
 def pull_codec(settings: ExchangeSettings, pushed: CodecName) -> CodecName:

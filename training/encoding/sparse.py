@@ -23,8 +23,6 @@ from p2pnode.training.encoding.arithmetic import Arithmetic, Encoded, Vector
 from p2pnode.training.encoding.whole import upper_halves
 
 BLOCK_VALUES = kernels.SPARSE_BLOCK_VALUES
-#: Values sent of a whole block: the largest, at 1.8 bytes each.
-PER_BLOCK = 128
 #: Of a node's last delta: nearly all of it, at 0.44 bytes per value. Promise 21: no later delta brings what it lacks.
 LAST_PER_BLOCK = 1024
 #: What is left of a residual when it is added to the next delta.
@@ -50,7 +48,7 @@ class Sparse(Arithmetic):
     is_compiled = True
 
     def pack(self, values: Vector) -> bytes:
-        return _packed(values.copy(), PER_BLOCK)[0]
+        return _packed(values.copy(), self.codec.sent_values)[0]
 
     def unpack(self, view: memoryview, into: Vector) -> None:
         found = _blocks(view, into.size)
@@ -61,7 +59,8 @@ class Sparse(Arithmetic):
             into[number * BLOCK_VALUES + places] = values
 
     def encode_with_feedback(self, delta: Vector, residual: Vector, *, is_last: bool = False) -> Encoded:
-        return encode_largest(delta, residual, LAST_PER_BLOCK if is_last else PER_BLOCK)
+        sent_values = self.codec.sent_values
+        return encode_largest(delta, residual, max(LAST_PER_BLOCK, sent_values) if is_last else sent_values)
 
     def decode(self, view: memoryview, into: Vector) -> None:
         if (compiled := self._compiled(into)) is None or not len(view):

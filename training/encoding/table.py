@@ -23,7 +23,8 @@ class Codec:
     `scale_bytes` are those of a usual block.
 
     `is_automatic`: `exchange.codec = "auto"` may choose it. `is_whole`: exact enough for values; other codecs encode
-    changes of values. `is_partial`: an encoding has few values of a delta, and the others follow with later deltas.
+    changes of values. `sent_values`: how many values of a block an encoding has, where the others follow with later
+    deltas; 0: all of them. `changes`: which codec values are pulled in by those who push in this one; empty: the same.
     """
 
     name: CodecName
@@ -35,7 +36,13 @@ class Codec:
     has_fixed_size: bool = True
     is_automatic: bool = False
     is_whole: bool = False
-    is_partial: bool = False
+    sent_values: int = 0
+    changes: CodecName = ""
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether an encoding lacks most values of a delta."""
+        return self.sent_values > 0
 
     @property
     def bytes_per_value(self) -> float:
@@ -60,6 +67,26 @@ class Codec:
 
 
 _HERE = "p2pnode.training.encoding"
+SPARSE_BLOCK_VALUES = 4096
+
+
+def _sparse(name: CodecName, number: int, sent_values: int, changes: CodecName, *, is_automatic: bool = True) -> Codec:
+    """The largest values of each block, in 14 bits each. A change of a value joins the deltas of several nodes, so it
+    is about four times as dense."""
+    return Codec(
+        name,
+        number,
+        f"{_HERE}.sparse:Sparse",
+        bits=14 * sent_values / SPARSE_BLOCK_VALUES,
+        block_values=SPARSE_BLOCK_VALUES,
+        scale_bytes=6,
+        has_fixed_size=False,
+        is_automatic=is_automatic,
+        sent_values=sent_values,
+        changes=changes,
+    )
+
+
 #: By name, most exact first.
 CODECS: dict[CodecName, Codec] = {
     codec.name: codec
@@ -68,17 +95,11 @@ CODECS: dict[CodecName, Codec] = {
         Codec("bfloat16", 1, f"{_HERE}.whole:BFloat16", 16, is_automatic=True, is_whole=True),
         Codec("int8", 2, f"{_HERE}.int8:Int8", 8, 1024, 4, is_automatic=True),
         Codec("int4", 3, f"{_HERE}.int4:Int4", 4, 64, 2, is_automatic=True),
-        Codec(
-            "sparse",
-            4,
-            f"{_HERE}.sparse:Sparse",
-            bits=14 * 128 / 4096,  # the 128 largest of a block, in 14 bits each
-            block_values=4096,
-            scale_bytes=6,
-            has_fixed_size=False,
-            is_automatic=True,
-            is_partial=True,
-        ),
+        _sparse("sparse1024", 8, 1024, "int4", is_automatic=False),
+        _sparse("sparse512", 7, 512, "int4"),
+        _sparse("sparse256", 6, 256, "sparse1024"),
+        _sparse("sparse", 4, 128, "sparse512"),
+        _sparse("sparse64", 5, 64, "sparse256"),
     )
 }
 #: By number in a frame's header.

@@ -2,9 +2,9 @@
 
 A publication begins when a shard is founded, or somebody who follows first asks for it, and is dropped when nobody has
 asked for long: the published value costs as much memory as the value. A version is made when somebody asks and
-something was added since the last one, but no more often than followers can bear: they are sent about `BYTES_PER_STEP`
-per value and median step. Who has the present version already is sent one change by a version, and so waits half as
-long for it. Under bsp every barrier makes a version, because the puller must see the deltas of its step.
+something was added since the last one, but no more often than followers can bear: they are sent about one change of the
+codec's usual size per median step. Who has the present version already is sent one change by a version, and so waits
+half as long for it. Under bsp every barrier makes a version, because the puller must see the deltas of its step.
 
 At a hand-over the publication goes on at the new owner, which has followed it. Its replica has the published value, or
 lacks changes that come with the hand-over. A node that has not followed, or takes over, begins a new publication.
@@ -29,7 +29,7 @@ from p2pnode.training.cooperative import VALUES_PER_PART, ThreadPauses, off_loop
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import FrameReader, Part, encoded_frames, framed_bytes, read_encoded
 from p2pnode.training.encoding.pull_codecs import is_whole
-from p2pnode.training.encoding.table import CodecName
+from p2pnode.training.encoding.table import CODECS, CodecName
 from p2pnode.training.exchange.owner.published import (
     PUBLICATION_ID_BYTES,
     ApproximatedState,
@@ -47,8 +47,9 @@ from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import MAX_BELIEVED
 
-#: With int4, of 0.53 bytes per value, a version comes about every step; smaller changes come more often.
-BYTES_PER_STEP = 0.6
+#: Of a median step: after it the next version is made, where the last change was as large as its codec's usually are.
+#: Smaller changes come more often.
+STEP_PART = 0.9
 #: A publication that nobody has asked for during so many median steps, and at least so long, is dropped.
 UNUSED_STEPS, UNUSED_S = 20.0, 120.0
 
@@ -135,7 +136,7 @@ class Publisher:
             return
         async with self._one_at_a_time:
             now, step_s = self._clock.monotonic(), self.view.median_step_seconds()
-            found = (self._due(shard, follower, position, now, step_s) for shard, position in asked)
+            found = (self._due(shard, follower, position, codec, now, step_s) for shard, position in asked)
             due = [one for one in found if one is not None]
             while due:
                 part, values = list[_Due](), 0
@@ -144,7 +145,9 @@ class Publisher:
                     values += self.store.size(part[-1].shard)
                 await self._make(part, codec, now)
 
-    def _due(self, shard: int, follower: bytes, position: Position, now: float, step_s: float) -> _Due | None:
+    def _due(
+        self, shard: int, follower: bytes, position: Position, codec: CodecName, now: float, step_s: float
+    ) -> _Due | None:
         owned = self.store.owned.get(shard)
         if owned is None or owned.moving:
             # While the shard moves the value does not change, and the new owner goes on from this version.
@@ -157,7 +160,7 @@ class Publisher:
         publication.asked_at = now
         if position.publication == former.publication and follower in owned.target_ids():
             publication.backup_has = position.published
-        wait_s = min(1.0, former.last_bytes_per_value / BYTES_PER_STEP) * step_s
+        wait_s = STEP_PART * min(1.0, former.last_bytes_per_value / CODECS[codec].bytes_per_value) * step_s
         if position == (former.publication, former.version):
             wait_s /= 2
         is_early = not self.synchronous and now - publication.made_at < wait_s

@@ -55,14 +55,14 @@ def test_a_line_that_carries_less_than_a_step_says_so_and_what_to_do() -> None:
     assert status.needed_bytes_per_step == round(step_bytes(known.shape, "bfloat16").up) == 22_500_000
     (finding,) = line_findings(status, choice)
     assert finding.what == "this node's line carries 5.0 of 22.5 MB per step"
-    assert finding.do == 'set exchange.codec = "sparse"; or raise training.local_steps on all nodes'
+    assert finding.do == 'set exchange.codec = "auto"; or raise training.local_steps on all nodes'
 
 
 @pytest.mark.parametrize(
     ("codec", "expected"),
     [
-        ("sparse", "raise training.local_steps on all nodes"),
-        ("int8", 'set exchange.codec = "sparse"; or raise training.local_steps on all nodes'),
+        ("sparse64", "raise training.local_steps on all nodes"),
+        ("int8", 'set exchange.codec = "auto"; or raise training.local_steps on all nodes'),
     ],
 )
 def test_the_advice_is_what_is_left_to_do(codec: Any, expected: str) -> None:

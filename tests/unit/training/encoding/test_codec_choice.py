@@ -21,7 +21,7 @@ from p2pnode.training.encoding.codec_choice import (
     MIN_RECEIVED_S,
     PART_ALONE,
     PART_BESIDE,
-    PROBE_BYTES,
+    PROBE,
     TRY_AGAIN_STEPS,
     CodecChoice,
     CodecControl,
@@ -62,10 +62,11 @@ def settled(choice: CodecChoice, known: LineFacts, decisions: int = 10) -> Codec
         (facts(mbit=1000), "bfloat16"),
         (facts(mbit=40), "int8"),  # 14 MB of 20
         (facts(mbit=20), "int4"),  # 7.3 MB of 10
-        (facts(mbit=10), "sparse"),
-        (facts(mbit=20, is_beside=False), "sparse"),  # of a second instead of eight
+        (facts(mbit=10), "sparse512"),  # 3.7 MB of 5
+        (facts(mbit=4), "sparse"),
+        (facts(mbit=20, is_beside=False), "sparse256"),  # of a second instead of eight
         (facts(mbit=40, step_s=20.0, parameters=25_000_000), "int4"),  # 33 MB of 40
-        (facts(mbit=0.1), "sparse"),  # more than the line carries: the least there is
+        (facts(mbit=0.1), "sparse64"),  # more than the line carries: the least there is
         (facts(mbit=100, parameters=1_000_000_000, step_s=300.0), "int4"),
         (facts(mbit=0.5, parameters=2000), "bfloat16"),
         (facts(mbit=40, shape=StepShape(5_000_000, 4, 0.0, 0.0)), "bfloat16"),  # it owns nothing: 10 MB of 20
@@ -77,7 +78,7 @@ def test_a_measured_line_gets_the_least_lossy_codec_that_fits(known: LineFacts, 
 
     assert settled(choice, known) == expected
     assert choice.reason
-    if expected not in ("bfloat16", "sparse"):
+    if expected not in ("bfloat16", "sparse64"):
         assert known.upload_bytes_per_s is not None
         better = step_bytes(known.shape, CHOICES[CHOICES.index(expected) - 1])
         assert max(better.up, better.down) / known.upload_bytes_per_s > CLIMB * known.allowed_s
@@ -89,14 +90,14 @@ def test_the_time_allowed_is_a_part_of_a_steps_training() -> None:
     assert facts(is_beside=False).allowed_s == pytest.approx(PART_ALONE * 10.0)
 
 
-def test_the_first_push_over_an_unknown_line_is_a_small_probe() -> None:
-    """5 M parameters begin with int8, 7 M with int4, 124 M with sparse: the first push has 4 MB, or is sparse."""
-    for parameters, expected in ((5_000_000, "int8"), (7_000_000, "int4"), (124_000_000, "sparse")):
+def test_the_first_push_over_an_unknown_line_is_short() -> None:
+    """Models of any size begin with the densest partial codec, which costs no learning, and small ones with the most
+    exact."""
+    for parameters, expected in ((2_000, "bfloat16"), (5_000_000, PROBE), (124_000_000, PROBE)):
         choice = CodecChoice(AUTO)
         assert choice.decide(facts(parameters=parameters, step_s=0.0)) is True
         assert choice.codec == expected
-        pushed = step_bytes(StepShape.even(parameters, 4), choice.codec).pushed
-        assert pushed <= PROBE_BYTES or expected == "sparse"
+    assert PROBE == "sparse512"
 
 
 def test_a_fast_line_that_is_never_busy_ends_at_bfloat16_within_a_few_steps() -> None:
@@ -112,9 +113,10 @@ def test_a_try_that_takes_too_long_is_given_up_for_a_while() -> None:
     """A push beyond its time makes the codec lossier; for the next ten steps nothing less lossy is tried."""
     choice = CodecChoice(AUTO)
     choice.decide(facts(parameters=7_000_000))
+    settled(choice, facts(parameters=7_000_000, push_s=0.1), CONFIRMATIONS)
     assert choice.codec == "int4"
     settled(choice, facts(parameters=7_000_000, push_s=9.0), CONFIRMATIONS)
-    assert choice.codec == "sparse"
+    assert choice.codec == "sparse512"
 
     for _ in range(TRY_AGAIN_STEPS):
         assert choice.decide(facts(parameters=7_000_000, push_s=0.1)) is False
@@ -123,7 +125,8 @@ def test_a_try_that_takes_too_long_is_given_up_for_a_while() -> None:
 
 
 def test_a_line_that_becomes_known_decides_at_once_what_probes_would_find_slowly() -> None:
-    """124 M parameters at 100 Mbit/s in steps of a minute go from sparse to what fits, without the codecs between."""
+    """124 M parameters at 100 Mbit/s in steps of a minute go from the probe to what fits, without the codecs
+    between."""
     choice = CodecChoice(AUTO)
     choice.decide(facts(parameters=124_000_000, step_s=0.0))
     known = facts(parameters=124_000_000, mbit=150, step_s=60.0)
@@ -138,25 +141,26 @@ def test_pushes_that_take_little_time_overrule_a_rate_that_is_too_small() -> Non
     settled(choice, facts(mbit=1000))
     assert choice.codec == "bfloat16"
     assert settled(choice, facts(mbit=5, push_s=0.5)) == "bfloat16"
-    assert settled(choice, facts(mbit=5, push_s=5.0)) == "sparse"
+    assert settled(choice, facts(mbit=5, push_s=5.0), 20) == "sparse64"
 
-    assert settled(choice, facts(mbit=5, push_s=1.9), 20) == "sparse"
+    assert settled(choice, facts(mbit=5, push_s=2.1), 20) == "sparse"
     assert settled(choice, facts(mbit=5, push_s=0.01), 20) == "bfloat16"
 
 
 def test_a_less_lossy_codec_is_tried_where_its_own_push_fits() -> None:
-    """A sparse push of 0.5 s says nothing of int4, whose deltas have nine times the bytes; one of 0.2 s does."""
+    """A push of 512 values in 1.5 s says nothing of int4, whose deltas have more than twice the bytes; one of 0.9 s
+    does."""
     choice = CodecChoice(AUTO)
-    settled(choice, facts(mbit=5, push_s=4.5))
-    assert choice.codec == "sparse"
+    settled(choice, facts(mbit=10))
+    assert choice.codec == "sparse512"
 
-    assert settled(choice, facts(mbit=5, push_s=0.5), 20) == "sparse"
-    assert settled(choice, facts(mbit=5, push_s=0.2), CONFIRMATIONS) == "int4"
+    assert settled(choice, facts(mbit=10, push_s=1.5), 20) == "sparse512"
+    assert settled(choice, facts(mbit=10, push_s=0.9), CONFIRMATIONS) == "int4"
 
 
 def test_the_rate_at_which_the_vector_came_makes_the_first_push_smaller_and_never_larger() -> None:
     """Others may have shared the line of the sender: a slow one is believed for the first push, a fast one not."""
-    for received, expected in ((None, "int8"), (1000, "int8"), (20, "int4"), (2, "sparse")):
+    for received, expected in ((None, PROBE), (1000, PROBE), (5, "sparse256"), (2, "sparse64")):
         choice = CodecChoice(AUTO)
         choice.decide(facts(joined_bytes_per_s=None if received is None else received * MBIT))
         assert choice.codec == expected
@@ -214,7 +218,7 @@ def test_a_push_that_takes_more_than_its_time_makes_the_codec_lossier_whatever_w
     for expected in CHOICES[1:]:
         assert settled(choice, facts(mbit=1000, push_s=math.inf), CONFIRMATIONS) == expected
 
-    assert settled(choice, facts(mbit=1000, push_s=3.5), TRY_AGAIN_STEPS - 1) == "sparse"
+    assert settled(choice, facts(mbit=1000, push_s=3.5), TRY_AGAIN_STEPS - 1) == CHOICES[-1]
     assert settled(choice, facts(mbit=1000, push_s=3.5), 2 * CONFIRMATIONS) == "bfloat16"
 
 

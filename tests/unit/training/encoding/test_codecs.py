@@ -83,7 +83,7 @@ def test_an_encoding_is_cut_and_counted_at_its_blocks(codec: CodecName, size: in
         done += count
     assert done == size
     for wrong in (encoded[:-1], bytes(encoded) * 2):
-        with pytest.raises(ValueError, match=codec):
+        with pytest.raises(ValueError, match="sparse" if CODECS[codec].is_partial else codec):
             arithmetic.count_values(memoryview(wrong), size)
 
 
@@ -102,7 +102,7 @@ def test_a_wrong_number_of_bytes_is_refused_and_writes_nothing(codec: CodecName,
     """Too few, too many, or half a value: `ValueError`, and the target is as it was."""
     into = np.full(4, 9.0, dtype=np.float32)
 
-    with pytest.raises(ValueError, match=codec):
+    with pytest.raises(ValueError, match="sparse" if CODECS[codec].is_partial else codec):
         codecs.decode(bytes(CODECS[codec].size_bytes(4) + wrong), codec, into)
 
     assert (into == 9.0).all()

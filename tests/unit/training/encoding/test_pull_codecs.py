@@ -16,7 +16,9 @@ from p2pnode.training.settings import ExchangeSettings
         ("bfloat16", "bfloat16", "bfloat16", False),
         ("int8", "int8", "bfloat16", True),
         ("int4", "int4", "bfloat16", True),
-        ("sparse", "int4", "bfloat16", True),
+        ("sparse512", "int4", "bfloat16", True),
+        ("sparse256", "sparse1024", "bfloat16", True),
+        ("sparse", "sparse512", "bfloat16", True),
     ],
 )
 def test_by_default_pulls_follow_the_pushes(
@@ -35,4 +37,4 @@ def test_an_owner_on_a_fast_line_still_sends_changes_to_those_who_ask() -> None:
     assert change_codec(ExchangeSettings(codec="auto"), "int8") == "int8"
     assert change_codec(ExchangeSettings(codec="auto", pull_codec="bfloat16"), "int8") == "bfloat16"
     assert change_codec(ExchangeSettings(codec="bfloat16"), "bfloat16") == "bfloat16"
-    assert change_codec(ExchangeSettings(codec="sparse"), "sparse") == "int4"
+    assert change_codec(ExchangeSettings(codec="sparse"), "sparse") == "sparse512"
