@@ -24,15 +24,13 @@ class Int8(Arithmetic):
     is_compiled = True
 
     def pack(self, values: Vector) -> bytes:
-        whole = values.size // _BLOCK_VALUES * _BLOCK_VALUES
-        blocks = np.empty(whole // _BLOCK_VALUES, dtype=_BLOCK)
+        # The last block is the beginning of a whole one, with zeros behind its values.
+        padded = np.pad(values, (0, -values.size % _BLOCK_VALUES))
+        blocks = np.empty(padded.size // _BLOCK_VALUES, dtype=_BLOCK)
         with np.errstate(invalid="ignore"):  # if the scale is not finite the levels do not matter
-            scales, blocks["levels"] = _quantised(values[:whole].reshape(-1, _BLOCK_VALUES))
+            scales, blocks["levels"] = _quantised(padded.reshape(-1, _BLOCK_VALUES))
             blocks["scale"] = scales[:, 0]
-            if whole == values.size:
-                return blocks.tobytes()
-            scales, levels = _quantised(values[whole:].reshape(1, -1))
-            return blocks.tobytes() + scales.astype("<f4").tobytes() + levels.astype(np.int8).tobytes()
+        return blocks.tobytes()[: self.codec.size_bytes(values.size)]
 
     def unpack(self, view: memoryview, into: Vector) -> None:
         whole = into.size // _BLOCK_VALUES * _BLOCK_VALUES

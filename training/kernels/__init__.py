@@ -1,6 +1,6 @@
 """The most expensive passes over values, compiled from `kernels.c` if the installation found a C compiler.
 
-`COMPILED` is the library, or None. Without it `training.encoding.codecs` and `training.shards.state` compute the same
+`COMPILED` is the library, or None. Without it `training.encoding` and `training.shards.state` compute the same
 with NumPy, bit for bit, in three to ten passes each. The library is called through ctypes, which releases the GIL.
 
 Arrays must be float32, aligned, contiguous, and must not overlap; `fits` checks all but the last. Sizes that do not
@@ -32,7 +32,6 @@ SPARSE_BLOCK_VALUES = 4096
 #: For fewer values a call through ctypes costs more than NumPy's passes.
 MIN_VALUES = 256
 
-_VALUE_BYTES = {"float32": 4, "bfloat16": 2}
 _FLOAT32 = np.dtype(np.float32)
 _POINTER, _SIZE, _FLOAT, _BITS = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float, ctypes.c_uint32
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -199,12 +198,12 @@ def _count(*vectors: Vector) -> int:
 
 
 def size_bytes(codec: str, count: int) -> int:
-    """Bytes of this number of values in a codec whose size depends on their number alone."""
+    """Bytes of this number of values as bfloat16, int8 or int4."""
     if codec == "int8":
         return count + 4 * -(-count // BLOCK_VALUES)
     if codec == "int4":
         return -(-count // 2) + 2 * -(-count // INT4_BLOCK_VALUES)
-    return count * _VALUE_BYTES[codec]
+    return 2 * count
 
 
 def sparse_bytes(count: int, per_block: int) -> int:
