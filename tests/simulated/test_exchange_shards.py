@@ -140,13 +140,14 @@ def test_a_shard_moves_to_a_better_node_after_its_tenure_and_its_backup_to_the_s
 
 
 @pytest.mark.parametrize("holds", [True, False])
-def test_a_learner_that_holds_the_published_value_is_sent_half(holds: bool) -> None:
+def test_a_learner_that_holds_the_published_value_is_sent_half(holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """From two bytes a value it makes every bit; without that value it is sent the whole."""
+    monkeypatch.setattr("p2pnode.training.exchange.owner.publishing.UNUSED_S", 3.0)
 
     async def scenario(world: World) -> None:
         former, better = owner(world), bystander(world)
         await exchange_of(former).push(1, 0, 1.0, np.random.default_rng(1).normal(size=64).astype(np.float32))
-        # Nobody has asked for the initial values for two minutes: this pull begins a publication.
+        # Nobody has asked for the initial values for a while: this pull begins a publication.
         if holds:
             await exchange_of(better).pull(1)
         sizes, carry = list[int](), world.carry
@@ -162,7 +163,7 @@ def test_a_learner_that_holds_the_published_value_is_sent_half(holds: bool) -> N
         assert sizes[:1] == [128 if holds else 256]
         await until(world, lambda: logged(world) and paired(world), within_s=BOUND_S, what="a pair")
 
-    simulate(scenario, nodes=4, shards=1, values=64, codec="int8", settle_s=150.0)
+    simulate(scenario, nodes=4, shards=1, values=64, codec="int8", settle_s=6.0)
 
 
 def test_states_are_sent_in_batches_of_what_the_line_carries() -> None:
@@ -570,7 +571,7 @@ def test_an_absent_backup_and_a_slow_network_change_no_bit() -> None:
     """States take seconds, requests are lost: a learner that was sent its state twice has each delta once."""
 
     async def scenario(world: World) -> None:
-        world.links = Links(loss=0.15, duplicate=0.1, state_s=3.0)
+        world.links = Links(loss=0.1, duplicate=0.1, state_s=3.0)
         pushing, step, sent = bystander(world), 0, [0.0, 0.0]
         for _ in range(3):
             prefer(world, bystander(world), pushing)
