@@ -365,6 +365,11 @@ def test_a_final_value_waits_for_the_backup_and_for_a_delta_that_comes_meanwhile
         assert (await pulling).missing == []
         await exchange_of(bystander(world)).pull_final(2, 30.0)
         assert exchange_of(bystander(world)).replica.vector.tolist() == [2.0] * 8
+        final, mine = exchange_of(owner(world)).final_values, owned(world)
+        assert final.is_final(0)
+        mine.moving = True  # it is about to change
+        assert not final.is_final(0)
+        assert not exchange_of(bystander(world)).final_values.is_final(0)
 
     simulate(scenario, nodes=3, shards=1)
 
