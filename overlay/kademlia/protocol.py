@@ -6,7 +6,7 @@ task for each datagram. Waits are measured and have one retry; those of the pack
 are stored. All input passes `overlay.kademlia.messages.decode`. A response from a contact that is unknown at this
 address must prove its id, or it is dropped.
 
-The protocol decides nothing about peers: the membership interprets responses, requests and time-outs.
+The protocol decides nothing about peers: `ProtocolEvents` interprets responses, requests and time-outs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from kademlia.network import Server
 from kademlia.node import Node
@@ -43,13 +43,9 @@ from p2pnode.overlay.kademlia.messages import (
     StreamsFailing,
 )
 from p2pnode.overlay.kademlia.routing_table import ContactTable
-from p2pnode.overlay.peers import Contact, Heartbeat
+from p2pnode.overlay.peers import Contact, Heartbeat, Peer
 from p2pnode.overlay.settings import OverlaySettings
 from p2pnode.overlay.transport import Transport
-
-if TYPE_CHECKING:
-    from p2pnode.overlay.membership.members import MemberList
-    from p2pnode.overlay.membership.service import Membership
 
 #: Handles one kind of call: body, caller's heartbeat, its source address, message id. None: answered later, or never.
 Procedure = Callable[[Any, Heartbeat, Address, bytes], Result | None]
@@ -58,6 +54,44 @@ C = TypeVar("C")
 _GOSSIP_ONLY = GossipOnly()
 PUBLIC_KEY_BYTES = 32
 CONTEXT = b"p2pnode proof\0"
+
+
+class ProtocolEvents(Protocol):
+    """Facts about nodes that pass; `overlay.membership.service` interprets them."""
+
+    def on_response(
+        self, heartbeat: Heartbeat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
+    ) -> None:
+        """The node that was asked answered; `rtt_s` is None when it asked others first. `proven`: it proved its id.
+        May arrive late, after `on_timeout`."""
+
+    def on_id_mismatch(self, heartbeat: Heartbeat, source: Address, asked: Contact, *, proven: bool = False) -> None:
+        """Another node answered at the address of the one that was asked."""
+
+    def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
+        """A node sent a request."""
+
+    def on_timeout(self, contact: Contact) -> None:
+        """A node answered neither the call nor its retry."""
+
+    def on_own_id(self, heartbeat: Heartbeat, source: Address, *, proven: bool = False) -> None:
+        """A datagram of another process carries this node's id; `proven`: it has the key too."""
+
+    def on_gossip(self, news: Gossip, sender: bytes) -> None:
+        """A datagram of `sender` carried this gossip."""
+
+
+class PeerView(Protocol):
+    """What the protocol reads of peers to choose its time-outs, and who gets gossip."""
+
+    def peer(self, node_id: bytes) -> Peer | None:
+        """What is known of a node, its round trips included."""
+
+    def stretch(self) -> float:
+        """The factor of this node's time-outs (local health)."""
+
+    def is_doubtful(self, node_id: bytes) -> bool:
+        """Whether it is suspected, or remembered as dead or as having left: what is sent to it is probably lost."""
 
 
 class IdentityProofs:
@@ -114,8 +148,8 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self._procedures: dict[type, Procedure] = {}
         self.own_id: bytes = source_node.id
         self._proofs = proofs
-        self._events: Membership
-        self._peers: MemberList
+        self._events: ProtocolEvents
+        self._peers: PeerView
         self._clock = environment.clock
         self._entropy = environment.entropy
         self._log = environment.log
@@ -132,7 +166,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
     def connection_made(self, transport: Any) -> None:
         self.transport: Transport | None = transport
 
-    def subscribe(self, events: Membership, peers: MemberList) -> None:
+    def subscribe(self, events: ProtocolEvents, peers: PeerView) -> None:
         """Report events to `events` and take round trips from `peers`; once, before the node enters a swarm."""
         self._events, self._peers = events, peers
 

@@ -126,7 +126,7 @@ class MemberList:
         return self.detector.stretch
 
     def is_doubtful(self, node_id: bytes) -> bool:
-        """Whether it is suspected, or remembered as dead or as having left: what is sent to it is probably lost."""
+        """See `overlay.kademlia.protocol.PeerView`."""
         return self.detector.is_suspect(node_id) or self.detector.is_gone(node_id)
 
     def all_known(self) -> bool:

@@ -73,7 +73,7 @@ MAX_COUNTED = 1024
 
 
 class Membership:
-    """The member list of one node at work. `SwarmProtocol` reports what it receives, and what times out."""
+    """The member list of one node at work. Implements `overlay.kademlia.protocol.ProtocolEvents`."""
 
     def __init__(
         self,
@@ -142,26 +142,25 @@ class Membership:
     def on_response(
         self, heartbeat: Heartbeat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
     ) -> None:
-        """The node that was asked answered; `rtt_s` is None when it asked others first. `proven`: it proved its id. May
-        arrive late, after `on_timeout`."""
+        """See `ProtocolEvents`."""
         actions = self.members.on_response(heartbeat, source, rtt_s, asked, self._clock.monotonic(), proven=proven)
         if actions:
             self.perform(actions)
 
     def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
-        """A node sent a request."""
+        """See `ProtocolEvents`."""
         actions = self.members.on_request(heartbeat, source, self._clock.monotonic())
         if actions:
             self.perform(actions)
 
     def on_gossip(self, news: Gossip, sender: bytes) -> None:
-        """A datagram of `sender` carried this gossip."""
+        """See `ProtocolEvents`."""
         actions = self.members.on_gossip(news, sender, self._clock.monotonic())
         if actions:
             self.perform(actions)
 
     def on_timeout(self, contact: Contact) -> None:
-        """A node answered neither the call nor its retry. One whose streams move is slow: pongs wait behind them."""
+        """See `ProtocolEvents`. A peer whose streams move is slow: its pongs wait behind them."""
         now = self._clock.monotonic()
         if self.movement.has_moved(contact.node_id):
             self.movement.mark(contact.node_id)
@@ -170,11 +169,11 @@ class Membership:
             self.perform(self.members.on_timeout(contact, now))
 
     def on_id_mismatch(self, heartbeat: Heartbeat, source: Address, asked: Contact, *, proven: bool = False) -> None:
-        """Another node answered at the address of the one that was asked."""
+        """See `ProtocolEvents`."""
         self.perform(self.members.on_id_mismatch(heartbeat, source, asked, self._clock.monotonic(), proven=proven))
 
     def on_own_id(self, heartbeat: Heartbeat, source: Address, *, proven: bool = False) -> None:
-        """A datagram of another process carries this node's id; `proven`: it has the key too."""
+        """See `ProtocolEvents`."""
         self.perform(self.members.on_own_id(heartbeat, source, proven=proven))
 
     def on_own_id_proven(self, incarnation: int, boot_id: int, address: Address) -> None:
