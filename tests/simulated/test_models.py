@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import p2pnode
+from tests.harness.runner.long_run import more
 from tests.harness.swarms.script_swarm import Together, train_together
 
 STEPS = 8
@@ -124,11 +125,11 @@ def in_two_nodes(script: Callable[[slice], Any], folder: Path, **settings: Any) 
     return train_together(scripts, folder, **{"steps": STEPS, **AVERAGED, **settings})
 
 
-#: The import of torch's compiler takes three seconds: tests that need it share a worker.
-COMPILER = pytest.mark.worker_group("compiler")
+#: It needs torch's compiler, whose import takes three seconds.
+COMPILED = "compiled"
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[COMPILER] * (name == "compiled")) for name in KINDS])
+@pytest.mark.parametrize("name", [*(name for name in KINDS if name != COMPILED), *more(COMPILED)])
 def test_two_nodes_train_as_one_process_on_both_batches(name: str, tmp_path: Path) -> None:
     """Both nodes end with the weights of a bare loop on the joined batches, to 1e-6; what is frozen stays as it was."""
     kind = KINDS[name]

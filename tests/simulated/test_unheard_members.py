@@ -16,6 +16,7 @@ import pytest
 from p2pnode.training.step_rules import node_index
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.network.nat import Nat
+from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StepTime, StubTrainer
 
@@ -78,7 +79,7 @@ def holes(swarm: Swarm) -> None:
         part(swarm, one, one + 2)
 
 
-@pytest.mark.parametrize("shape", [star, two_reachable, holes])
+@pytest.mark.parametrize("shape", [holes, *more(star, two_reachable)])
 def test_all_count_all_and_take_places_of_their_own(shape: Callable[[Swarm], None]) -> None:
     """Within seconds, with the steps, step times and samples of all: nobody is waited for less than in one network. No
     death, no suspicion, and nothing to report."""

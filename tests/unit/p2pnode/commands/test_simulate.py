@@ -75,6 +75,7 @@ def test_what_cannot_be_simulated_is_said(
     assert all(word in err for word in words)
 
 
+@pytest.mark.long
 def test_the_commands_of_the_document_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

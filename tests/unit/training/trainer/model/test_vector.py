@@ -45,7 +45,7 @@ def test_wrappers_leave_no_trace_in_names(name: str, bare: str) -> None:
     assert canonical_name(name) == bare
 
 
-@pytest.mark.worker_group("compiler")  # as in tests/simulated/test_models.py: the import takes three seconds
+@pytest.mark.worker_group("compiler")  # the import takes three seconds
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_a_wrapped_model_has_the_layout_of_the_bare_one() -> None:
     """DataParallel and torch.compile change neither the layout nor the digest."""
