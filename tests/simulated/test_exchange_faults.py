@@ -92,6 +92,31 @@ def test_a_fence_that_only_one_node_remembers_blocks_no_other() -> None:
     simulate(scenario)
 
 
+def test_an_owner_that_is_no_candidate_any_more_is_sent_the_fence_as_well() -> None:
+    """The first candidates name it, under a term that the restarted node refuses: that one tells it so."""
+
+    async def scenario(world: World) -> None:
+        owning = owner(world)
+        world.prefer(range(2), "n2", "n3", "n4", "n5", "n6")
+        await push(owning, 1)
+        world.kill("n6")
+        remember(world.members["n6"], Term(50, b"z" * 20))
+        again = await world.start("n6")
+        await asyncio.sleep(3.0)
+
+        assert (await exchange_of(again).pull_client.pull(1, deadline_s=BOUND_S)).missing == []
+        assert owner(world) is owning
+        assert exchange_of(owning).store.owned[0].term.number > 50
+
+    async def with_tenure(world: World) -> None:
+        # It has the shards by a hand-over, and keeps them for its tenure.
+        world.prefer(range(2), "n1", "n0")
+        await until(world, lambda: owner(world).name == "n1" and logged(world), within_s=30.0, what="a hand-over")
+        await scenario(world)
+
+    simulate(with_tenure, nodes=7, tenure_s=600.0)
+
+
 def test_a_fence_that_the_backup_remembers_costs_nothing() -> None:
     """The owner used to drop its state when its restarted backup refused it under a fence of no owner."""
 
