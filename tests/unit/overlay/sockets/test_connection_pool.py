@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from p2pnode.overlay.addresses import Address, NodeAddress
+from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.sockets.connection_pool import KEEP_ALIVE_S, ConnectionPool, PooledConnection
 from p2pnode.overlay.sockets.line_meter import UploadMeter
 from p2pnode.overlay.sockets.send_queue import SendQueue
@@ -177,21 +177,6 @@ def test_connections_that_have_ended_are_not_reused() -> None:
         unread.connection.buffer_updated(1)
         assert not unread.connection.has_ended
         assert pool.take_idle(PEER) is None
-
-    asyncio.run(main())
-
-
-def test_a_connection_to_another_node_is_refused() -> None:
-    """In a closed swarm a kept connection whose peer has another id than the address names is `rejected`."""
-
-    async def main() -> None:
-        seal: Any = type("Seal", (), {"credentials": type("Credentials", (), {"client": None})()})()
-        pool = ConnectionPool(seal, SystemClock(), UploadMeter())
-        wire = Wire()
-        pool.release(PEER, PooledConnection(wire.connection, None, b"a" * 20))
-        with pytest.raises(TransportError, match="this node asked for") as caught:
-            pool.take_idle(NodeAddress.of(PEER, b"b" * 20))
-        assert caught.value.kind == "rejected"
 
     asyncio.run(main())
 

@@ -15,7 +15,6 @@ from p2pnode.overlay.sockets.framing import (
     HEADER,
     IN_CHUNKS,
     MAGIC,
-    SMALL_MESSAGE_BYTES,
     BodyFailed,
     BodyReader,
     BodyWriter,
@@ -25,14 +24,12 @@ from p2pnode.overlay.sockets.framing import (
     NotOurFrame,
     WholeBody,
     beginning,
-    known_size,
     read_frame,
     read_message,
-    small_message,
     write_body,
 )
 from p2pnode.overlay.sockets.send_queue import SLICE_BYTES, SMALL_SLICE_BYTES, Probe, SendQueue, acknowledged_by_count
-from p2pnode.overlay.transport import MAX_HEAD_BYTES, Body, SizedBody
+from p2pnode.overlay.transport import MAX_HEAD_BYTES, Body
 from tests.unit.overlay.sockets.wire import SocketWire, Wire
 
 
@@ -83,26 +80,6 @@ def test_golden_frames() -> None:
     assert in_chunks == b"p2pn\r\n\r\n" + bytes.fromhex("01 01 00 00000000 ffffffffffffffff")
 
 
-def test_known_sizes() -> None:
-    """Lists and sized bodies have a size, generators have none; a small list is one message."""
-    numbers = memoryview(bytearray(8)).cast("f")
-
-    assert known_size([b"ab", numbers]) == 10
-    assert known_size(SizedBody(iter([b"abc"]), 3)) == 3
-    assert known_size(iter([b"abc"])) is None
-    assert small_message(Kind.OK, b"head", [b"ab", b"c"]) == beginning(Kind.OK, b"head", 3) + b"abc"
-    assert small_message(Kind.OK, b"head", iter([b"abc"])) is None
-    assert small_message(Kind.OK, b"head", [bytes(SMALL_MESSAGE_BYTES)]) is None
-    assert small_message(Kind.OK, b"head", [numbers]) is None, "its length counts items"
-
-
-def test_small_chunks_are_collected_and_copied() -> None:
-    """Small views of a reused buffer go out together in one write, each with its own contents."""
-    sink = written(views(bytearray(10), b"abc"))
-
-    assert sink.writes == [b"begin" + b"a" * 10 + b"b" * 10 + b"c" * 10]
-
-
 def test_a_large_chunk_is_written_in_slices() -> None:
     """Each slice is written and drained before the body is asked for its next chunk, so its buffer may be reused."""
     size = 2 * SLICE_BYTES + COPY_BYTES
@@ -115,15 +92,6 @@ def test_a_large_chunk_is_written_in_slices() -> None:
     ]
     assert b"".join(sink.writes) == b"begin" + b"a" * size + b"b" * size
     assert sink.drains == len(sink.writes)
-
-
-def test_chunked_bodies() -> None:
-    """Each chunk of an asynchronous body has its length before it, and an empty one ends the body."""
-    sink = written(produced(b"abc", b"", b"de"), in_chunks=True)
-
-    assert b"".join(sink.writes) == b"begin" + b"".join(
-        (CHUNK_LENGTH.pack(3), b"abc", CHUNK_LENGTH.pack(2), b"de", CHUNK_LENGTH.pack(0))
-    )
 
 
 @pytest.mark.parametrize("pauses", [True, False])
