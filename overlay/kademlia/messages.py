@@ -65,9 +65,9 @@ class MemberState(IntEnum):
 
 
 class Gossip(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """One update about a node: it is suspected, dead, or has left."""
+    """One update about a node: it is suspected, dead, has left, or answers again."""
 
-    kind: Annotated[int, Meta(ge=1, le=3)]
+    kind: Annotated[int, Meta(ge=0, le=3)]
     node_id: Id
     incarnation: Counter
 

@@ -182,10 +182,13 @@ class FailureDetector:
         """It answered this node: a member from now on, whatever its state was."""
         if node_id in self._members:
             return self.on_heartbeat(node_id, incarnation, now)
-        self._removed.pop(node_id, None)
+        gone = self._removed.pop(node_id, None)
         self._members[node_id] = Member(incarnation, now)
         self._order.insert(node_id)
-        return []
+        if gone is None or gone.state is not MemberState.DEAD:
+            return []
+        # The sides of a healed partition: of those that removed it few would call it soon.
+        return [Broadcast(Gossip(MemberState.ALIVE, node_id, incarnation), at_once=True)]
 
     def on_heartbeat(self, node_id: bytes, incarnation: int, now: float) -> list[DetectorAction]:
         """A message of a known member itself has arrived."""
@@ -350,8 +353,8 @@ class FailureDetector:
         kind = _STATES[news.kind]
         member = self._members.get(news.node_id)
         if member is None:
-            return self._pass_on(news) if kind is MemberState.DEAD and not self.is_gone(news.node_id) else []
-        if news.incarnation < member.incarnation:
+            return self._on_gossip_of_others(news, kind, now)
+        if news.incarnation < member.incarnation or kind is MemberState.ALIVE:
             return []
         if kind is MemberState.LEFT and sender == news.node_id:
             return self.on_leave(news.node_id, now)
@@ -362,12 +365,22 @@ class FailureDetector:
     def _on_accusation(self, news: Gossip, sender: bytes, now: float) -> list[DetectorAction]:
         """Others doubt this node: ping who said so, for any message of its own ends a suspicion there. One that has
         removed this node already verifies it."""
-        if self.leaving or news.incarnation != self.incarnation:
+        if self.leaving or news.incarnation != self.incarnation or news.kind == MemberState.ALIVE:
             return []
         if now - self._accused >= self.settings.probe_interval_s:
             self._accused = now
             self.health.worsen()
         return self.request_probe(sender, now)
+
+    def _on_gossip_of_others(self, news: Gossip, kind: MemberState, now: float) -> list[DetectorAction]:
+        """About a node that is no member: a dead one that answered others is called, once in a while."""
+        gone = self._removed.get(news.node_id)
+        if gone is None:
+            return self._pass_on(news) if kind is MemberState.DEAD else []
+        if kind is not MemberState.ALIVE or now - gone.doubted < GOSSIP_PAUSE_S or gone.state is MemberState.LEFT:
+            return []
+        gone.doubted = now
+        return [SendPing(news.node_id), Broadcast(news)]
 
     def _pass_on(self, news: Gossip) -> list[DetectorAction]:
         """The death of a node that this one does not know. Those that do may be few, as of one that has just joined,

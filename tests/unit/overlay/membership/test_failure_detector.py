@@ -361,3 +361,17 @@ def test_the_death_of_an_unknown_node_is_passed_on_once() -> None:
     for each in ids(400):
         made.on_gossip(news(MemberState.DEAD, each), B, 2.0)
     assert len(made._passed) == MAX_PASSED
+
+
+def test_a_dead_member_that_answers_others_is_called() -> None:
+    """Who hears it says so at once; the others call it, once in a while, and its own answer restores it. (It was: two
+    sides of a healed split counted each other a minute late.)"""
+    made = detector(A, B)
+    made.declare_dead(A, 1.0, "certain")
+    alive = news(MemberState.ALIVE, A)
+
+    assert made.on_gossip(alive, B, 2.0) == [SendPing(A), Broadcast(alive)]
+    assert made.on_gossip(alive, B, 2.1) == []
+    assert not made.is_alive(A)
+    assert made.on_response(A, 1, 2.2) == [Broadcast(alive, at_once=True)]
+    assert made.on_gossip(alive, B, 20.0) == [], "it is known"
