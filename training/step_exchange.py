@@ -142,10 +142,11 @@ class StepExchange:
         if self._settings.enabled:
             pulled = await self._exchange.pull(step)
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
-            # What is unchanged lacks the delta still; one that was refused or returned will never be in it.
+            # The trainer keeps its base in the shards whose pulled values lack the delta still: those missing,
+            # unchanged, or in the outbox. No owner adds a refused or returned delta: an unchanged value is taken then.
             unchanged = set(pulled.unchanged) - pushed.refused_shards - set(pushed.returned)
             held = {*pulled.missing, *unchanged, *self._exchange.outbox.shards}
-        # What an owner has published may be older than its state, and lack the delta that this has.
+        # An owner may publish a value from before it added the delta. Then the trainer adds the delta to that value.
         known = self._exchange.replica.version_of
         lacking = {shard for shard, version in pushed.versions.items() if known(shard)[1] < version} - held
         is_caught_up = fell_behind(step, base_step, self.base_step, self._exchange.stale_limit, awaited_from)
@@ -192,10 +193,10 @@ class StepExchange:
         self.base_step = step
 
     async def _step_of_others(self) -> tuple[int, int | None]:
-        """The median step, and, if this node was away, the step below which the others wait for it again.
+        """The median step; and, if this node was away, the step below which the others wait for it again, or None.
 
-        It asks them then. What it knows of them is as old as its own absence: a node that died meanwhile would count
-        with its last step, and those that went on with the step they had.
+        A node that was away asks the others first. What it knows of them is older than its absence: it would count a
+        node that died meanwhile, and take the others to be where they were.
         """
         view = self._exchange.view
         idle_s = self._clock.monotonic() - self._pulled_s

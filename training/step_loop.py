@@ -1,14 +1,14 @@
 """The training loop of one node: train a step, exchange its delta while the next one is trained, until the run ends.
 
-Of each step the trainer reports it takes the delta, unless the exchange of the last delta has not ended: then progress
-adds up, and the trainer goes on. It stands still for its barrier and for nothing else. Under bsp the barrier includes
-that the values of the step have entered the model. Progress, waiting and failures are logged and recorded in
-`Progress`, so that a waiting node can be distinguished from a slow one.
+The trainer decides which steps have a delta: none before the exchange of its last delta has ended. Progress adds up
+meanwhile. The trainer stands still for its barrier and for nothing else. Under bsp the barrier includes that the values
+of the step have entered the model. Progress, waiting and failures are logged and recorded in `Progress`, so that a
+waiting node can be distinguished from a slow one.
 
 A step has several states. It is *trained* when the trainer has reported it; the barrier asks with this number whether
-the next one may begin. It is *counted* when the delta that has it is pushed; the others are told this number. A delta's
-*base step* is the median counted step of the swarm when its node pulled last. The *known step* is the step whose pulled
-values the trainer has.
+the next one may begin. It is *counted* when the push of the delta that has it returns, even if no owner has
+acknowledged anything; the others are told this number. A delta's *base step* is the median counted step of the swarm
+when its node pulled last. The *known step* is the step whose pulled values the trainer has.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class StepLoop:
         )
         #: The exchange of the last delta, beside the training of what follows it.
         self._exchanging: asyncio.Task[None] | None = None
-        #: Set while no delta is pushed whose step is not counted yet.
+        #: Cleared when the push of a delta begins; set again when its step is counted.
         self._all_counted = asyncio.Event()
         self._all_counted.set()
         #: No further step is to be trained, because the loop is about to be cancelled.
@@ -143,10 +143,11 @@ class StepLoop:
         return end
 
     async def _exchange_beside(self, trained: TrainedStep) -> None:
-        """Exchange the delta of a step while the next one is trained. Raises what the exchange before has raised: after
-        it no step would have a delta."""
+        """Start to exchange the delta of a step, beside the training of the next one; without a delta keep only a row.
+
+        Raises what the exchange before has raised: after a failed one the trainer reports no delta any more."""
         if trained.report.has_delta or (self._exchanging is not None and self._exchanging.done()):
-            await self._settle()  # its end is why there is a delta
+            await self._settle()  # it has ended, or is about to: the trainer has a delta again
         if not trained.report.has_delta:
             self._rows.append(trained.row())
             return
@@ -297,8 +298,8 @@ class StepLoop:
         self._on_trained = callback
 
     async def finish_push(self, timeout_s: float) -> None:
-        """Wait, before this loop is cancelled, until no delta is pushed whose step is not counted yet: after a restart
-        it would be trained again under the same number."""
+        """Wait, before this loop is cancelled, until the step whose delta is being pushed is counted. Otherwise a restart
+        would train that step again under the same number."""
         self._is_leaving = True
         try:
             async with asyncio.timeout(timeout_s):

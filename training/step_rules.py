@@ -57,13 +57,15 @@ def was_away(idle_s: float, step_seconds: float) -> bool:
 def fell_behind(
     completed: int, base_step: int, former_base: int, stale_limit: int | None, awaited_from: int | None = None
 ) -> bool:
-    """Whether a node goes on at the step of the others, because they made so many steps since it last loaded their
-    values: more than half of those after which its delta would be late, or, if it was away, any for which they wait.
-    No node of ordinary speed gets there: barriers hold the others back before. One that was stopped would make its
-    steps up one after the other, while those who sample it wait, and would train its last ones alone.
+    """Whether a node goes on at the step of the others, and skips the steps between.
 
-    `base_step` is the median step of the swarm now, `former_base` was that of the values which were loaded then. For
-    a node that was away `awaited_from` is the step below which a node at `base_step` waits for it; None for others.
+    It does if they made more than half of `stale_limit` steps since it last loaded their values: its deltas would soon
+    be late. A node that was away does so too if they wait for it. No node of ordinary speed gets there: barriers hold
+    the others back before. One that was stopped would make up its steps one after the other. Those who sample it would
+    wait meanwhile, and it would train its last steps alone.
+
+    `base_step` is the median step of the swarm now, `former_base` the one when the node last loaded values. For a node
+    that was away `awaited_from` is the step below which a node at `base_step` waits for it; None for others.
     """
     if stale_limit is None or base_step <= completed:
         return False

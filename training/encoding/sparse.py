@@ -7,8 +7,9 @@ bits a value, four in a byte from the lowest: the sign, and whether it has the s
 
 A block sends `per_block` values, the last and shorter one as many in proportion; of equal magnitudes the first ones.
 The infinite magnitude is a valid code: it marks a block with a value that is not finite, which the owner refuses. What
-is not sent stays in the residual, which decays (SparseLoCo, arXiv 2508.15706). Sums are those of doubles, in order, so
-that the compiled kernels give the same bits. Pure.
+is not sent stays in the residual. A residual that comes with a later delta decays first (SparseLoCo, arXiv 2508.15706);
+an exchange gives zeros, because the trainer, or the next change of a publication, keeps what is not sent. Sums are
+those of doubles, in order, so that the compiled kernels give the same bits. Pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One shard of a delta on its way into an owner's store, and what this node has sent: on its way, and acknowledged.
+"""A shard of a delta as its origin sends it (`Outgoing`) and its owner adds it (`IncomingDelta`); what a node has sent.
 
 The owner of a shard forwards every delta to the backup. Where the backup is the node that the delta came from, it has
 the same encoded bytes until the owner has answered, and need not be sent them (`SentDeltas.find`).
@@ -53,7 +53,8 @@ class IncomingDelta:
     delta: Vector
     encoded: bytes | bytearray | memoryview
     codec: CodecName
-    #: From the reconciliation of a split: it was in time when first added, is weighed already, and moves no momentum.
+    #: An owner adds it at any age and without momentum. It was acknowledged before, by this side of a split, the other
+    #: side, or an owner that lost it; or it was trained while no owner was in reach (`Push.apart`).
     repair: bool = False
     #: Euclidean length; computed by `DeltaValidator` unless it was where the delta was decoded.
     norm: float | None = None
@@ -236,7 +237,7 @@ class Acknowledged:
 
 
 class SentDeltas:
-    """The record of one node."""
+    """What one node has sent to owners: deltas on their way, and acknowledged ones, in case an owner loses them."""
 
     def __init__(self) -> None:
         #: On their way, by step.

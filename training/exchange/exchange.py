@@ -50,11 +50,11 @@ from p2pnode.training.values.client import SwarmValues
 #: Under relaxed barriers a pull ends when nothing has moved for this long; shards that were not received keep their
 #: older values.
 RELAXED_PULL_S = 5.0
+#: Under bsp a pull waits through a silence of this length, which is enough to replace a failed owner.
+DETECTION_BOUND_S = 10.0
 #: A founder publishes the initial values of a model that is no larger: they cost it as much memory as the model, and a
 #: node that stays alone has no use of them.
 PUBLISHED_AT_START = 1 << 27
-#: Under bsp it waits through this long a silence, which is enough to replace a failed owner.
-DETECTION_BOUND_S = 10.0
 
 
 class Exchange:

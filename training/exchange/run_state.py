@@ -81,7 +81,7 @@ class Counters:
 
 
 class RebalanceRequests:
-    """The requests of one node since the rebalancer last collected them."""
+    """What the services of one node ask of its rebalancer. A call only notes the request: the next tick acts on it."""
 
     def __init__(self, store: ShardStore) -> None:
         self._store = store
@@ -107,7 +107,8 @@ class RebalanceRequests:
         self._awake.clear()
 
     def take_over(self, shard: int) -> None:
-        """This shard has no living owner, and this node is the first living candidate or has a copy."""
+        """Ask for a take-over of this shard: it has no living owner, and this node is the first living candidate or has
+        a copy."""
         self._orphans[shard] = None
 
     def collect_orphans(self) -> list[int]:
@@ -117,7 +118,8 @@ class RebalanceRequests:
         return orphans
 
     def challenge(self, fences: Iterable[Fence]) -> None:
-        """Another node has seen these terms: an owner below one of them has to yield, or to raise its term above."""
+        """Note terms that another node has seen. If this node owns such a shard under a lower term, it has to yield, or
+        to raise its term above."""
         ownership = self._store.ownership
         for fence in fences:
             is_news = fence.shard in self._store.owned and fence.term > ownership.fence(fence.shard)

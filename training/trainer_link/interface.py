@@ -2,9 +2,9 @@
 
 The daemon never imports torch. It orders a step; the trainer works on the shared vector and reports. Vectors pass
 through shared memory: `vector` carries shared values to the trainer, `delta` the result back. Messages pass over a
-socket (`training.trainer_link.messages`). The trainer has a base of its own, and goes on while its delta is exchanged:
-from a report with a delta until `sent` the delta is to be encoded, and from `arrived` until that returns `vector` must
-not change. The next report with a delta comes after it.
+socket (`training.trainer_link.messages`). The trainer has a base of its own, and goes on while its delta is exchanged.
+Between a report with a delta and `sent` the daemon encodes the delta. While `arrived` runs, the daemon does not write
+`vector`. The trainer reports its next delta after that.
 """
 
 from __future__ import annotations
@@ -252,10 +252,12 @@ class Trainer(Protocol):
         ...
 
     async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
-        """The exchange of the last delta has ended, and `vector` holds the shared values of `step`, which contain it,
-        but in the ranges `held`, which are not taken, and `lacking`, to which the trainer adds it. The ranges
-        `returned` of `delta` were not sent after all. Returns when the model has moved to them, at the next optimiser
-        step, or when the trainer has failed."""
+        """End the exchange of the last delta: `vector` holds the shared values of `step`. Returns when the model has
+        moved to them, at the next optimiser step, or when the trainer has failed.
+
+        Usually the values contain the delta, and the trainer takes them as they are. In the ranges `held` it takes
+        nothing, and keeps its base, which has the delta. In the ranges `lacking` the values came without the delta: the
+        trainer adds it to them. The ranges `returned` of `delta` were not sent after all, and are progress again."""
         ...
 
     async def evaluate(self, step: int) -> Evaluation | None:

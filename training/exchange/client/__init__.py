@@ -1,5 +1,4 @@
 """The worker's side of the exchange: push deltas to the owners, retry from the outbox, pull values.
 
-May import `training.exchange.store`, `training.exchange.owner` (for shards that this node owns itself), the context,
-the RPC and the directory.
+May import `training.exchange.owner` (for shards that this node owns itself), the directory, and what these import.
 """

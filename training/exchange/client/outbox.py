@@ -100,7 +100,7 @@ class Outbox:
         return waiting
 
     def note_apart(self) -> None:
-        """No owner is in reach: what was begun to be sent keeps its identity, and is added however old it is."""
+        """No owner is in reach: mark what was begun to be sent. An owner adds it later, however old it is."""
         for delivery in self.sent.deliveries.values():
             delivery.push = msgspec.structs.replace(delivery.push, apart=True)
 
@@ -162,7 +162,8 @@ class Outbox:
         delivery.done.set()
 
     async def _deliver_some(self, delivery: Delivery, shards: list[int]) -> None:
-        """Deliver the shards of one owner, and to whoever owns them then; no other owner is waited for."""
+        """Deliver these shards until each has its final answer. Those of several owners are delivered at the same time,
+        so that none waits for another owner. A shard whose owner changes is delivered to the new one."""
         pause_s = FIRST_RETRY_S
         while left := [shard for shard in shards if shard in delivery.unacknowledged]:
             groups, unknown = self.directory.by_owner(left)
@@ -187,8 +188,9 @@ class Outbox:
         return [shard for shard in shards if not any(shard in one and one[shard].is_started for one in older)]
 
     async def _send(self, delivery: Delivery, owner: Contact, shards: list[int]) -> bool:
-        """Send the shards of one owner when it is their turn, and settle its answers; False if all of them are behind
-        older deltas."""
+        """Wait for the turn of this owner, send it those of the shards that it still owns, and settle its answers.
+
+        False if nothing was sent because an older delta of each of these shards has no answer yet."""
         turn = self._turns.setdefault(owner.node_id, asyncio.Lock())
         async with turn:
             groups, _ = self.directory.by_owner([shard for shard in shards if shard in delivery.unacknowledged])

@@ -189,7 +189,8 @@ class PullClient:
         await together(self._fetch_some(part, job) for part in parts)
 
     async def _fetch_some(self, shards: list[int], job: Job) -> None:
-        """Fetch the shards of one owner, and again from whoever owns them then; no other owner is waited for."""
+        """Fetch these shards until all have come. Those of several owners are fetched at the same time, so that none
+        waits for another owner. A shard whose owner changes is fetched from the new one."""
         pause_s = FIRST_RETRY_S
         while left := [shard for shard in shards if shard in job.waiting]:
             groups, unknown = self.directory.by_owner(left)

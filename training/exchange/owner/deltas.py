@@ -248,7 +248,7 @@ class DeltaHandler:
         if push.step > self.view.furthest_step():
             return self._validator.refuse(shard, "ahead")
         if repair and not push.apart:
-            return None
+            return None  # its sender has asked for the identities and the era of this state
         # Promise 9: the barrier bounds how old the values are that a delta was trained on.
         limit = self.stale_limit
         if limit is not None and not repair and self.view.median_step() - push.base_step > limit:

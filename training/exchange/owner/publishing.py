@@ -1,10 +1,12 @@
 """Publishes the values of the shards of one owner, and their changes (`training.exchange.owner.published`).
 
-A publication begins when a shard is founded, or somebody who follows first asks for it, and is dropped when nobody has
-asked for long: the published value costs as much memory as the value. A version is made when somebody asks and
-something was added since the last one, but no more often than followers can bear: they are sent about one change of the
-codec's usual size per median step. Who has the present version already is sent one change by a version, and so waits
-half as long for it. Under bsp every barrier makes a version, because the puller must see the deltas of its step.
+A publication begins when a shard is founded, or a follower first asks for it. It is dropped when nobody has asked for
+long: the published value costs as much memory as the value.
+
+A version is made when a follower asks, something was added since the last one, and that one is old enough. Followers
+are sent about one change of the codec's usual size per median step; a smaller last change shortens the wait. A follower
+with the newest version waits half as long: the next one costs it a single change. Under bsp every barrier makes a
+version, because the puller must see the deltas of its step.
 
 At a hand-over the publication goes on at the new owner, which has followed it. Its replica has the published value, or
 lacks changes that come with the hand-over. A node that has not followed, or takes over, begins a new publication.
