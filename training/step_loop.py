@@ -298,8 +298,8 @@ class StepLoop:
         self._on_trained = callback
 
     async def finish_push(self, timeout_s: float) -> None:
-        """Wait, before this loop is cancelled, until the step whose delta is being pushed is counted. Otherwise a restart
-        would train that step again under the same number."""
+        """Wait, before this loop is cancelled, until the step whose delta is being pushed is counted. Otherwise a
+        restart would train that step again under the same number."""
         self._is_leaving = True
         try:
             async with asyncio.timeout(timeout_s):
