@@ -126,13 +126,14 @@ def test_behind_slow_lines_a_swarm_trains_from_its_first_step_on() -> None:
     events = [record.event for record in found.swarm.records]
     for event in ("pull_unfinished", "shard_move_failed", "peer_suspect", "delta_refused"):
         assert event not in events, event
-    # A delta of a shard whose backup is moved is forwarded beside the copy.
-    assert events.count("push_unfinished") <= 2
+    # A delta of a shard whose backup is moved is forwarded beside the copy: of some sixteen pushes a few last longer.
+    assert events.count("push_unfinished") <= 6
 
 
 def share_of_a_slow_node(*, joins_late: bool) -> tuple[list[int], int]:
-    """Three fast nodes and one on a line of a twentieth, which starts with them or joins in their second step. Returns
-    the most shards that it owned or backed up, each half second of two and a half minutes, and the refused deltas."""
+    """Three fast nodes and one on a line of a twentieth, which starts with them or joins when they have pushed five
+    deltas. Returns the most shards that it owned or backed up, each half second of two and a half minutes, and the
+    refused deltas."""
     seed = 6
     print(f"seed {seed}")
 
@@ -144,7 +145,7 @@ def share_of_a_slow_node(*, joins_late: bool) -> tuple[list[int], int]:
         hosts = swarm.start_many(NODES - joins_late)
         if joins_late:
             await swarm.until(
-                lambda: all(host.living.progress.step >= 1 for host in hosts), within_s=120.0, what="they train"
+                lambda: all(host.living.progress.step >= 5 for host in hosts), within_s=240.0, what="they train"
             )
             hosts.append(swarm.start(f"n{NODES - 1}", bootstrap="n0"))
         await swarm.until(
@@ -172,7 +173,7 @@ def test_a_slow_node_that_starts_with_fast_ones_soon_has_a_small_share() -> None
 
 
 def test_a_slow_joiner_never_owns_a_shard() -> None:
-    """Its pushes show its line before it may own."""
+    """Its pushes show its line before it may own, and those of the others have shown theirs."""
     most, refused = share_of_a_slow_node(joins_late=True)
 
     assert (max(most), refused) == (0, 0)

@@ -5,11 +5,12 @@ for it, and it may take `PART_ALONE`. Once the line is measured (`overlay.line_r
 form (`training.encoding.step_bytes`) over its rate decide. A less lossy codec must fit into four fifths of that time,
 and every change must be decided twice in a row, so a rate near an edge changes nothing.
 
-A line is measured only when it was busy for some time. Before that the first push is in the densest partial codec, or
-in a shorter one where the rate at which the vector was received shows that the line carries no more. While pushes take
-less than half of their time, the next less lossy codec is tried; one that takes more than its time is given up for a
-while. A slow line is busy during a probe, and measured then; a fast one ends at the most exact codec within a few
-steps. A measured rate may still be too small, because of slow peers: pushes that take little of their time overrule it.
+A line is measured only when it was busy for some time. Before that the first push has a quarter of a megabyte, or is in
+the densest partial codec; it is shorter where the rate at which the vector was received shows that the line carries no
+more. While pushes take less than half of their time, the least lossy codec is tried that fits by what they took; one
+that takes more than its time is given up for a while. A slow line is busy during a probe, and measured then; a fast one
+ends at the most exact codec within a few steps. A measured rate may still be too small, because of slow peers: pushes
+that take little of their time overrule it.
 
 `CodecChoice` decides, purely; `CodecControl` gathers the measured line, the shares of this node and the times.
 """
@@ -36,8 +37,10 @@ CLIMB = 0.8
 CONFIRMATIONS = 2
 #: So few bytes are sent in the most exact codec over any line: their time is the round trip.
 SMALL_BYTES = 64 * 1024
-#: Of the first push over a line that is not known: with what it leaves to later deltas nothing is learned more slowly.
-PROBE = next(name for name in CHOICES if CODECS[name].is_partial)
+#: The first push over a line that is not known has at most so many bytes, or is in the densest partial codec: with what
+#: that leaves to later deltas hardly anything is learned later.
+PROBE_BYTES = 1 << 18
+DENSEST_PARTIAL = next(name for name in CHOICES if CODECS[name].is_partial)
 #: After a try that took too long, so many steps pass before the next.
 TRY_AGAIN_STEPS = 10
 
@@ -126,11 +129,15 @@ class CodecChoice:
             return self._by_rate(facts)
         if self.needed_bytes(facts, LEAST_LOSSY) <= SMALL_BYTES:
             return LEAST_LOSSY, _SMALL
+        fitting = (one for one in CHOICES if step_bytes(facts.shape, one).pushed <= PROBE_BYTES)
+        probe = next(fitting, DENSEST_PARTIAL)
+        if _is_lossier(probe, DENSEST_PARTIAL):
+            probe = DENSEST_PARTIAL
         if facts.rates is not None and facts.step_s:
             received = self._by_rate(facts)
-            if _is_lossier(received[0], PROBE):
+            if _is_lossier(received[0], probe):
                 return received
-        return PROBE, "the line is not measured yet"
+        return probe, "the line is not measured yet"
 
     def _by_rate(self, facts: LineFacts) -> tuple[CodecName, str]:
         rates = facts.rates
@@ -161,11 +168,7 @@ class CodecChoice:
             return (self.codec, took) if self._pause_steps and _is_lossier(self.codec, found) else (found, reason)
         if _is_lossier(self.codec, found) and not self._pause_steps:
             return found, reason
-        if place and not self._pause_steps:
-            growth = _growth(facts.shape, self.codec, CHOICES[place - 1])
-            if facts.push_s * growth <= CLIMB * facts.allowed_s:
-                return CHOICES[place - 1], took
-        return self.codec, took
+        return self.codec if self._pause_steps else self._fitting(facts, facts.push_s), took
 
     def _by_trial(self, facts: LineFacts) -> tuple[CodecName, str]:
         if self.needed_bytes(facts, LEAST_LOSSY) <= SMALL_BYTES:
@@ -177,8 +180,14 @@ class CodecChoice:
         if facts.push_s > facts.allowed_s:
             return CHOICES[min(place + 1, len(CHOICES) - 1)], took
         if facts.push_s <= facts.allowed_s / 2 and not self._pause_steps:
-            return CHOICES[max(place - 1, 0)], took
+            return self._fitting(facts, facts.push_s), took
         return self.codec, self.reason
+
+    def _fitting(self, facts: LineFacts, push_s: float) -> CodecName:
+        """The least lossy codec in which the last push, which took so long in the present one, would fit."""
+        less_lossy, limit_s = CHOICES[: CHOICES.index(self.codec)], CLIMB * facts.allowed_s
+        fitting = (one for one in less_lossy if push_s * _growth(facts.shape, self.codec, one) <= limit_s)
+        return next(fitting, self.codec)
 
 
 _SMALL = "a step has few bytes"

@@ -9,7 +9,7 @@ import numpy as np
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.pull_codecs import is_whole, pull_codec
-from p2pnode.training.encoding.table import CodecName
+from p2pnode.training.encoding.table import CODECS, CodecName
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.store.replica import NO_POSITION, Position
 from p2pnode.training.shards.state import ShardState
@@ -147,7 +147,8 @@ class HistoryChecks(HistoryFaults):
                 owner, state = self._owner(shard)
                 apart, largest = np.abs(mine - state.value).max(), np.abs(state.value).max()
                 # A sparse publication leaves most of a value for later.
-                if self.plan.settings.pull_codec != "sparse" and apart > PUBLISHED_APART * largest + 0.1:
+                is_partial = CODECS[pull_codec(self.plan.settings, exchange.codec.codec)].is_partial
+                if not is_partial and apart > PUBLISHED_APART * largest + 0.1:
                     raise self.ledger.broken(f"{name} follows shard {shard} of {owner.name} {apart} apart")
 
     def _check_replica(self, name: str, exchange: Exchange, codec: CodecName) -> None:

@@ -18,10 +18,10 @@ from p2pnode.training.encoding.codec_choice import (
     CHOICES,
     CLIMB,
     CONFIRMATIONS,
+    DENSEST_PARTIAL,
     MIN_RECEIVED_S,
     PART_ALONE,
     PART_BESIDE,
-    PROBE,
     TRY_AGAIN_STEPS,
     CodecChoice,
     CodecControl,
@@ -93,11 +93,11 @@ def test_the_time_allowed_is_a_part_of_a_steps_training() -> None:
 def test_the_first_push_over_an_unknown_line_is_short() -> None:
     """Models of any size begin with the densest partial codec, which costs no learning, and small ones with the most
     exact."""
-    for parameters, expected in ((2_000, "bfloat16"), (5_000_000, PROBE), (124_000_000, PROBE)):
+    for parameters, expected in ((2_000, "bfloat16"), (5_000_000, DENSEST_PARTIAL), (124_000_000, DENSEST_PARTIAL)):
         choice = CodecChoice(AUTO)
         assert choice.decide(facts(parameters=parameters, step_s=0.0)) is True
         assert choice.codec == expected
-    assert PROBE == "sparse512"
+    assert DENSEST_PARTIAL == "sparse512"
 
 
 def test_a_fast_line_that_is_never_busy_ends_at_bfloat16_within_a_few_steps() -> None:
@@ -113,14 +113,14 @@ def test_a_try_that_takes_too_long_is_given_up_for_a_while() -> None:
     """A push beyond its time makes the codec lossier; for the next ten steps nothing less lossy is tried."""
     choice = CodecChoice(AUTO)
     choice.decide(facts(parameters=7_000_000))
-    settled(choice, facts(parameters=7_000_000, push_s=0.1), CONFIRMATIONS)
+    settled(choice, facts(parameters=7_000_000, push_s=1.0), CONFIRMATIONS)
     assert choice.codec == "int4"
     settled(choice, facts(parameters=7_000_000, push_s=9.0), CONFIRMATIONS)
     assert choice.codec == "sparse512"
 
     for _ in range(TRY_AGAIN_STEPS):
-        assert choice.decide(facts(parameters=7_000_000, push_s=0.1)) is False
-    assert choice.decide(facts(parameters=7_000_000, push_s=0.1)) is True
+        assert choice.decide(facts(parameters=7_000_000, push_s=1.0)) is False
+    assert choice.decide(facts(parameters=7_000_000, push_s=1.0)) is True
     assert choice.codec == "int4"
 
 
@@ -160,7 +160,7 @@ def test_a_less_lossy_codec_is_tried_where_its_own_push_fits() -> None:
 
 def test_the_rate_at_which_the_vector_came_makes_the_first_push_smaller_and_never_larger() -> None:
     """Others may have shared the line of the sender: a slow one is believed for the first push, a fast one not."""
-    for received, expected in ((None, PROBE), (1000, PROBE), (5, "sparse256"), (2, "sparse64")):
+    for received, expected in ((None, DENSEST_PARTIAL), (1000, DENSEST_PARTIAL), (5, "sparse256"), (2, "sparse64")):
         choice = CodecChoice(AUTO)
         choice.decide(facts(joined_bytes_per_s=None if received is None else received * MBIT))
         assert choice.codec == expected
