@@ -82,7 +82,11 @@ class Daemon:
         return "\n".join(f"    {line}" for line in lines)
 
     def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+        """To the daemon itself, which the process that was started may only wait for."""
+        if self.exit_code is None:
+            found = find(self.state_folder)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid if found is None else found.pid, number)
 
     def ends_within(self, seconds: float) -> bool:
         """Wait for its end."""

@@ -100,6 +100,8 @@ class _Swarm:
         return 1 + (passed_s > LEAVE_S) + (passed_s > LEAVE_S + TERM_S)
 
     def _outcome(self, nodes: Sequence[LocalNode]) -> str | None:
+        if self._interrupts.count:
+            return "it was interrupted"  # before nodes that it has ended count as failed
         for node in nodes:
             if not node.runs:
                 lines = _last_lines(node.folder / LOG_FILE)
@@ -108,8 +110,6 @@ class _Swarm:
         self._draw(nodes)
         if goal_held(list(self.accuracies.values()), self._plan.until):
             return ""
-        if self._interrupts.count:
-            return "it was interrupted"
         limit_s = self._plan.time_limit_s
         return f"the goal was not reached within {limit_s:g} s" if self.seconds > limit_s else None
 
