@@ -42,7 +42,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     `incarnation` counts the starts on one state directory; `boot_id` is random per start and distinguishes copies of
     one directory. `port` is where the node listens; its host is the source of the datagram, or `host` if it advertises
     one. `step` counts completed steps. `step_seconds` is the median step time, 0 when unknown. `samples` is the number
-    of samples in the last step. Decoding checks the ranges.
+    of samples in the last delta. Decoding checks the ranges.
     """
 
     node_id: Id

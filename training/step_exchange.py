@@ -122,7 +122,7 @@ class StepExchange:
         }
         if pushed.refused:
             self._log.warning("delta_refused", step=step, reasons=pushed.refused)
-        self._count(step, report.samples)
+        self._count(step, trained.samples)
         return row, pushed
 
     def _count(self, step: int, samples: int) -> None:

@@ -9,8 +9,8 @@ from tests.harness.runner.processor_time import processor_seconds, table
 
 
 def test_the_time_of_a_child_is_counted_and_waiting_is_not() -> None:
-    """A process that computes for a fifth of a second, and the cheapest of three that sleep for longer: other children of
-    this process may end meanwhile, and count as well."""
+    """A process that computes for a fifth of a second, and the cheapest of three that sleep for longer: other children
+    of this process may end meanwhile, and count as well."""
 
     def cost_of(code: str) -> float:
         before = processor_seconds()

@@ -63,7 +63,8 @@ def test_under_bsp_a_step_begins_when_the_values_of_the_last_one_have_entered() 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_while_a_delta_is_exchanged_progress_adds_up(enabled: bool) -> None:
     """An exchange of 2.5 s beside steps of 1 s: each third step has a delta, with all that was trained, and the rest
-    goes out at the end. Each step has one row, in order."""
+    goes out at the end. Each step has one row, in order. The others are told the samples of a whole delta, by which
+    they weigh their own."""
 
     async def scenario() -> None:
         bench = LoopBench(max_steps=8, exchange=ExchangeSettings(enabled=enabled))
@@ -74,6 +75,7 @@ def test_while_a_delta_is_exchanged_progress_adds_up(enabled: bool) -> None:
         if enabled:
             assert [step for step, *_ in bench.exchange.pushes] == [1, 4, 7, 8]
             assert np.array_equal(handed_over(bench), bench.trainer.expected(list(range(1, 9))))
+            assert [told["samples"] for told in bench.swarm.announced if told.get("samples")] == [64, 192, 192, 64]
             assert bench.clock.monotonic() - began == pytest.approx(1.0 + 2.5 + 0.5 + 2.5 + 0.5 + 2.5 + 2.5)
         assert [row["step"] for row in bench.progress.steps] == list(range(1, 9))
         assert bench.progress.training_share == pytest.approx(1.0)
