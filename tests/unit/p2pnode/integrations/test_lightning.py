@@ -316,6 +316,7 @@ def test_nodes_with_one_data_set_divide_it(kind: str, in_two_nodes: Any, tmp_pat
     assert len(told) == (0 if is_divided else 2)
 
 
+@pytest.mark.long
 def test_workers_read_what_the_nodes_have_divided(in_two_nodes: Any, tmp_path: Path) -> None:
     """They are given batches when the loader is made, before the node attaches: such an epoch was not divided."""
 
@@ -334,7 +335,9 @@ def test_workers_read_what_the_nodes_have_divided(in_two_nodes: Any, tmp_path: P
             max_epochs=-1, callbacks=[SwarmCallback()], accelerator="cpu", logger=False, enable_checkpointing=False,
             default_root_dir=tmp_path / str(number), enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
-        trainer.fit(module, DataLoader(Read(48), batch_size=4, num_workers=1))
+        # Spawned: a fork while the other node's thread computes may end by a segmentation fault in the worker.
+        loader = DataLoader(Read(48), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+        trainer.fit(module, loader)
         return module.seen
 
     first, second = in_two_nodes(lambda: script(0), lambda: script(1), steps=4).results.values()
