@@ -32,7 +32,7 @@ class Arithmetic(ABC):
     @abstractmethod
     def pack(self, values: Vector) -> bytes:
         """Encode contiguous values, little-endian, from the beginning of a block. A block with a value that is not
-        finite decodes to one that is not finite."""
+        finite, or beyond what the codec can express, decodes to one that is not finite: its owner refuses the delta."""
 
     @abstractmethod
     def unpack(self, view: memoryview, into: Vector) -> None:
