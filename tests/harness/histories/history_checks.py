@@ -146,8 +146,9 @@ class HistoryChecks(HistoryFaults):
                     self.tally.followers += 1
                 owner, state = self._owner(shard)
                 apart, largest = np.abs(mine - state.value).max(), np.abs(state.value).max()
-                # A sparse publication leaves most of a value for later.
-                is_partial = CODECS[pull_codec(self.plan.settings, exchange.codec.codec)].is_partial
+                # A sparse publication leaves most of a value for later; the owner has chosen its codec.
+                assert owner.exchange is not None
+                is_partial = CODECS[pull_codec(self.plan.settings, owner.exchange.codec.codec)].is_partial
                 if not is_partial and apart > PUBLISHED_APART * largest + 0.1:
                     raise self.ledger.broken(f"{name} follows shard {shard} of {owner.name} {apart} apart")
 
