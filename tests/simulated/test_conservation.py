@@ -17,8 +17,9 @@ from tests.harness.runner.long_run import more
 pytestmark = pytest.mark.timeout(480)
 
 #: (first seed, histories, nodes): small swarms have more faults per shard, large ones more candidates.
-#: In seed 1091 three sides of a split begin, settle and take back an era.
-BLOCKS = [(1000, 12, 8), (1091, 1, 8), (1200, 1, 12), (0, 1, 50)]
+#: In seed 1091 three sides of a split begin, settle and take back an era. In 90026 a delta comes again as a repair when
+#: its backup may have it with momentum already.
+BLOCKS = [(1000, 12, 8), (1091, 1, 8), (1200, 1, 12), (0, 1, 50), (90026, 1, 50)]
 #: Two sides of a split go on, and one gives its shards back.
 WITH_SHARDS_TAKEN_BACK = (1092, 1105)
 #: More of the same.

@@ -129,10 +129,9 @@ class CodecChoice:
             return self._by_rate(facts)
         if self.needed_bytes(facts, LEAST_LOSSY) <= SMALL_BYTES:
             return LEAST_LOSSY, _SMALL
-        fitting = (one for one in CHOICES if step_bytes(facts.shape, one).pushed <= PROBE_BYTES)
+        denser = CHOICES[: CHOICES.index(DENSEST_PARTIAL)]
+        fitting = (one for one in denser if step_bytes(facts.shape, one).pushed <= PROBE_BYTES)
         probe = next(fitting, DENSEST_PARTIAL)
-        if _is_lossier(probe, DENSEST_PARTIAL):
-            probe = DENSEST_PARTIAL
         if facts.rates is not None and facts.step_s:
             received = self._by_rate(facts)
             if _is_lossier(received[0], probe):

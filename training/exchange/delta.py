@@ -61,6 +61,9 @@ class IncomingDelta:
     #: Factor it is clipped by, and whether its length causes a warning; set by `DeltaValidator`.
     scale: float = 1.0
     unusual: bool = False
+    #: A repair is added without, unless a target may have it with momentum from an earlier attempt; set by
+    #: `DeltaReplicator`.
+    momentum: bool = True
     #: In a run without a model: the batch of named values, the number of its identity in this shard, and the ownership
     #: under which it was computed. Under another one its results are void.
     batch: ValueBatch | None = None
@@ -95,8 +98,8 @@ class IncomingDelta:
             synchronous,
             self.encoded,
             self.codec,
-            momentum=not self.repair,
-            norm=0.0 if self.repair else self.norm or 0.0,
+            momentum=self.momentum,
+            norm=(self.norm or 0.0) if self.momentum else 0.0,
             batch=self.batch,
         )
 

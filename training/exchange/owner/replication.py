@@ -75,8 +75,9 @@ class DeltaReplicator:
         self._clock = self.environment.clock
         #: Origins of the deltas added since `take_merged`, and the latest step of each.
         self._merged: dict[bytes, int] = {}
-        #: Deltas that a target may have and that are not added here: the weight, and per shard the factor of clipping.
-        self._forwarded: dict[DeltaId, tuple[float, dict[int, float]]] = {}
+        #: Deltas that a target may have and that are not added here: the weight, and per shard the factor of clipping
+        #: and whether with momentum.
+        self._forwarded: dict[DeltaId, tuple[float, dict[int, tuple[float, bool]]]] = {}
 
     def note_merged(self, identity: DeltaId) -> None:
         """A delta was added to a shard of this node."""
@@ -99,7 +100,7 @@ class DeltaReplicator:
         remaining = items
         # A round forwards what a target lacks; the next one adds what all targets have, unless they have changed.
         for _ in range(FORWARD_ROUNDS):
-            groups: dict[Contact, list[Pair]] = {}
+            groups: dict[tuple[Contact, bool], list[Pair]] = {}
             forwarded: list[IncomingDelta] = []
             for item in remaining:
                 if not self._missing(item, acknowledged):
@@ -113,7 +114,7 @@ class DeltaReplicator:
                     if item.batch is None:
                         self._note_forwarded(identity, weight, item)
                     for to in missing:
-                        groups.setdefault(to, []).append((item, owned))
+                        groups.setdefault((to, item.momentum), []).append((item, owned))
                     continue
                 result = self._add(item.identity(identity), weight, item, owned)
                 results.append(result)
@@ -121,7 +122,7 @@ class DeltaReplicator:
                     self._forget_forwarded(identity, item.shard)
             if not groups:
                 return results
-            jobs = [self._forward(to, push, weight, pairs, lacking) for to, pairs in groups.items()]
+            jobs = [self._forward(to, push, weight, pairs, lacking) for (to, _), pairs in groups.items()]
             # A task of its own for the only one would cost as much as the request.
             found = [await jobs[0]] if len(jobs) == 1 else await asyncio.gather(*jobs)
             acknowledged.update(*found)
@@ -129,17 +130,17 @@ class DeltaReplicator:
         return results + [PushResult.retry(item.shard, "backup_silent") for item in remaining]
 
     def _weight(self, push: Push, identity: DeltaId, items: list[IncomingDelta]) -> float:
-        """The weight to add a delta with; sets the factors of its shards.
+        """The weight to add a delta with; sets the factors of its shards, and whether they have momentum.
 
         They are those of an earlier attempt, if a target may have it with these: the number of workers, or the median
-        length, may have changed since.
+        length, may have changed since, or the delta comes again as a repair.
         """
         repair = any(item.repair for item in items)
         plain = all(is_plain(item.codec) for item in items)
         weight = self.validator.clamp_weight(push.weight, push.workers, repair=repair, plain=plain)
-        former_weight, factors = self._forwarded.get(identity, (weight, {}))
+        former_weight, told = self._forwarded.get(identity, (weight, {}))
         for item in items:
-            item.scale = factors.get(item.shard, item.scale)
+            item.scale, item.momentum = told.get(item.shard, (item.scale, not item.repair))
         return former_weight
 
     def _missing(self, item: IncomingDelta, acknowledged: Container[Receipt]) -> list[Contact]:
@@ -150,14 +151,14 @@ class DeltaReplicator:
         return [to for to in owned.targets() if _receipt(item.shard, to, owned) not in acknowledged]
 
     def _note_forwarded(self, identity: DeltaId, weight: float, item: IncomingDelta) -> None:
-        self._forwarded.setdefault(identity, (weight, {}))[1][item.shard] = item.scale
+        self._forwarded.setdefault(identity, (weight, {}))[1][item.shard] = item.scale, item.momentum
         while len(self._forwarded) > MAX_FORWARDED:
             del self._forwarded[next(iter(self._forwarded))]
 
     def _forget_forwarded(self, identity: DeltaId, shard: int) -> None:
         """It is added: further attempts are answered by its identity."""
-        factors = self._forwarded.get(identity, (0.0, {}))[1]
-        if factors.pop(shard, None) is not None and not factors:
+        told = self._forwarded.get(identity, (0.0, {}))[1]
+        if told.pop(shard, None) is not None and not told:
             del self._forwarded[identity]
 
     def _add(self, identity: DeltaId, weight: float, item: IncomingDelta, owned: Owned) -> PushResult:
@@ -194,7 +195,7 @@ class DeltaReplicator:
             weight=weight,
             synchronous=self.synchronous,
             shards=[_head(item, owned, has_it=item.shard not in with_body) for item, owned in pairs],
-            momentum=not pairs[0][0].repair,
+            momentum=pairs[0][0].momentum,
         )
         self.counters.bytes_sent += sum(len(item.encoded) for item in with_body.values())
         frames = chain.from_iterable(item.frames(push.step) for item in with_body.values())

@@ -50,13 +50,13 @@ def test_a_delta_is_measured_where_it_is_decoded() -> None:
 
 
 def test_the_store_gets_the_weight_of_the_push_times_the_clipping() -> None:
-    """A repair has its weight already, moves no momentum, and counts for no median."""
+    """What is added without momentum counts for no median, either."""
     item = IncomingDelta.received(2, DELTA.tobytes(), "float32", 4)
     item.scale = 0.25
     found = item.buffered(PUSH, 8.0, synchronous=True)
     assert (found.identity, found.weight, found.synchronous, found.momentum, found.norm) == (PUSH, 2.0, True, True, 5.0)
 
-    item.repair = True
+    item.momentum = False
     found = item.buffered(PUSH, 8.0, synchronous=False)
     assert (found.weight, found.momentum, found.norm) == (2.0, False, 0.0)
     assert IncomingDelta(0, DELTA, b"", "float32").buffered(PUSH, 1.0, synchronous=False).norm == 0.0
