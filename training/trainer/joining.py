@@ -9,6 +9,7 @@ import torch
 
 from p2pnode.training.trainer.connection import DaemonConnection
 from p2pnode.training.trainer.loading import resolve_device
+from p2pnode.training.trainer.pinned import register
 from p2pnode.training.trainer.turns import Turns
 from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello
 from p2pnode.training.trainer_link.messages import Hello, Ready, Start
@@ -45,7 +46,7 @@ def _greet(turns: Turns, connection: DaemonConnection, start: Start) -> str:
         task=turns.task,
         task_version=turns.version,
         frozen_digest=vector.frozen_digest,
-        device=str(vector.base.device),
+        device=str(vector.device),
         evaluates=turns.evaluate is not None,
         pid=os.getpid(),
         host_bytes=turns.given.host_bytes(),
@@ -56,6 +57,9 @@ def _greet(turns: Turns, connection: DaemonConnection, start: Start) -> str:
     shared, delta, *leaders = map_vectors(descriptors, memory.total)
     turns.entry.use(shared, delta)
     turns.devices.follow(tuple(leaders))
+    pageable = register([*map(torch.from_numpy, (shared, delta)), *vector.on_host()], vector.device)
+    if pageable:
+        turns.warn("copies_slow", f"{pageable}: values are copied to the GPU through pageable memory")
     if memory.initialise:
         with turns.loads.exchanging():
             vector.read(shared)

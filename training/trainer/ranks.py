@@ -122,13 +122,15 @@ class Ranks:
     def share_weights(self, vector: ModelVector) -> None:
         """On all ranks: load the base of rank 0."""
         if self.count > 1:
-            torch.distributed.broadcast(vector.base, src=0)
+            shared = self.share_tensor(vector.base)
             if not self.is_first:
+                vector.base.copy_(shared)
                 vector.load_base()
 
     def share_tensor(self, tensor: Tensor) -> Tensor:
-        """On all ranks: the values of rank 0, in a tensor like theirs."""
+        """On all ranks: the values of rank 0, in a tensor like theirs, on the device of the process group."""
         if self.count > 1:
+            tensor = tensor.to(self._device)
             torch.distributed.broadcast(tensor, src=0)
         return tensor
 

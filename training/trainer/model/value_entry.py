@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2pnode.training.shards.delta_range import is_delta_in_range
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer.model.weight_loads import WeightLoads
 from p2pnode.training.trainer.ranks import Ranks
@@ -57,8 +56,7 @@ class ValueEntry:
         is_finite = True
         if self._ranks.is_first:
             with loads.exchanging():
-                self._model_vector.cut(self.delta)
-            is_finite = is_delta_in_range(self.delta)
+                is_finite = self._model_vector.cut(self.delta)
         is_finite = bool(self._ranks.share_number(int(is_finite)))
         if not is_finite:
             with loads.load():
@@ -94,17 +92,15 @@ class ValueEntry:
     def _share(
         self, values: Vector, held: Sequence[tuple[int, int]] = (), lacking: Sequence[tuple[int, int]] = ()
     ) -> Tensor:
-        """On all ranks and their devices: `float32[total]` of rank 0, with the base in the ranges that are `held`, and
-        with the delta in those that lack it."""
-        base = self._model_vector.base
-        if not self._ranks.is_first:
-            found = torch.empty_like(base)
-        else:
-            found = torch.from_numpy(values).to(base.device, copy=bool(held or lacking))
-            for first, end in held:
-                found[first:end] = base[first:end]
-            for first, end in lacking:
-                found[first:end] += torch.from_numpy(self.delta[first:end]).to(base.device)
+        """On all ranks: `float32[total]` of rank 0, with the base in the ranges that are `held`, and with the delta in
+        those that lack it."""
+        found = torch.from_numpy(values) if self._ranks.is_first else torch.empty_like(self._model_vector.base)
+        if held or lacking:
+            found = found.clone()
+        for first, end in held:
+            found[first:end] = self._model_vector.base[first:end]
+        for first, end in lacking:
+            found[first:end] += torch.from_numpy(self.delta[first:end])
         return self._ranks.share_tensor(found)
 
 

@@ -17,11 +17,17 @@ from torch import Tensor, nn
 
 from p2pnode.training.files.model_file import digest_head
 from p2pnode.training.layout import Layout, LayoutEntry
+from p2pnode.training.shards.delta_range import is_delta_in_range, is_length_in_range
 from p2pnode.training.trainer.model.unshared_tensors import UnsharedTensors, is_averaged, is_finite
 from p2pnode.training.trainer_link.interface import TrainerFailed, Vector
 
 #: Parts of names that wrappers insert: `torch.compile`, activation checkpointing.
 _WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
+
+#: Types that hold the vector's values as they are.
+EXACT = (torch.float32, torch.float64)
+#: Values that are copied between host and device, and worked on, at a time: 64 MB.
+CHUNK = 1 << 24
 
 
 def canonical_name(name: str) -> str:
@@ -52,7 +58,8 @@ class ModelVector:
     in the vector too, so that they may be unfrozen at any step.
     """
 
-    def __init__(self, model: nn.Module, *, include_frozen: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, include_frozen: bool = False, chunk: int = CHUNK) -> None:
+        """`chunk`: values that pass between host and device at a time."""
         _refuse_sharded(model)
         parameters, frozen = _parameters(model, include_frozen=include_frozen)
         if not parameters:
@@ -75,22 +82,21 @@ class ModelVector:
         #: A fingerprint of each of them, for messages.
         self.frozen = self.unshared.fingerprints
         self._tensors = [tensor for _, (_, tensor) in named]
-        self._base = torch.zeros(self.layout.total, dtype=torch.float32, device=self._tensors[0].device)
-        self._bases = self._views(self._base)
+        self._chunk = chunk
+        #: Where the first of the tensors is.
+        self.device = self._tensors[0].device
+        #: Whether all of them are in the host's memory.
+        self.is_on_host = all(tensor.device.type == "cpu" for tensor in self._tensors)
+        # Beside tensors of half the size, or of several devices, it would fill a device: it passes by in chunks.
+        fits = all(tensor.dtype in EXACT and tensor.device == self.device for tensor in self._tensors)
+        base_device = self.device if fits else torch.device("cpu")
+        self._base = torch.zeros(self.layout.total, dtype=torch.float32, device=base_device)
         # A delta that is kept on the device; allocated by the first `keep_delta`.
         self._kept: Tensor | None = None
-        # What the base has and the shared value lacks, in parts like the tensors; empty: nothing.
-        self._ahead: list[Tensor] = []
+        # What the base has and the shared value lacks, `float32[total]`.
+        self._ahead: Tensor | None = None
         #: The same of an earlier delta, which the shared value that entered last lacked. On the CPU.
-        self._lacking: list[Tensor] = []
-        self._rounded = self._find_rounded()
-
-    def _find_rounded(self) -> list[tuple[Tensor, Tensor]]:
-        return [
-            (tensor, base)
-            for tensor, base in zip(self._tensors, self._bases, strict=True)
-            if tensor.dtype not in (torch.float32, torch.float64)
-        ]
+        self._lacking: Tensor | None = None
 
     def follow_buffers(self, model: nn.Module) -> list[str]:
         """Take the tensors that the buffers are now: a module may assign a new one. Returns the names of persistent
@@ -108,7 +114,6 @@ class ModelVector:
                     fatal=True,
                 )
             self._tensors[index] = buffer
-        self._rounded = self._find_rounded()
         for known in (self.fixed, self.local_buffers):
             known.update({name: now[name] for name in known if name in now})
         return [name for name in now if name not in self._buffer_names]
@@ -131,91 +136,126 @@ class ModelVector:
         """The model's tensors that the vector holds, each with the name of its entry."""
         return [(entry.name, tensor) for entry, tensor in zip(self.layout.entries, self._tensors, strict=True)]
 
-    def _views(self, flat: Tensor) -> list[Tensor]:
-        return [flat[entry.offset : entry.offset + entry.size].view(entry.shape) for entry in self.layout.entries]
+    def _pieces(self) -> Iterator[tuple[Tensor, slice]]:
+        """The tensors, the large ones in parts, each with its place in the vector."""
+        for tensor, entry in zip(self._tensors, self.layout.entries, strict=True):
+            yield from _pieces_of(tensor, entry.offset, self._chunk)
+
+    def _finish(self) -> None:
+        """Wait for copies to and from the host's memory."""
+        for device in {tensor.device for tensor in self._tensors}:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
     def parts_of(self, vector: Vector) -> list[Tensor]:
-        """`float32[total]` in parts like the tensors, on the device of the model."""
-        return self._views(torch.from_numpy(vector).to(self._base.device))
+        """`float32[total]` in parts like the tensors, each on the device of its tensor."""
+        flat = torch.from_numpy(vector)
+        return [
+            flat[entry.offset : entry.offset + entry.size].view(entry.shape).to(tensor.device)
+            for tensor, entry in zip(self._tensors, self.layout.entries, strict=True)
+        ]
+
+    def on_host(self) -> list[Tensor]:
+        """What it keeps in the host's memory for tensors of other devices."""
+        return [self._base] if not self.is_on_host and self._base.device.type == "cpu" else []
 
     @torch.no_grad()
     def read(self, into: Vector) -> None:
         """Write the model's values into `into`, `float32[total]`."""
-        for tensor, view in zip(self._tensors, self._views(torch.from_numpy(into)), strict=True):
-            view.copy_(tensor)
+        shared = torch.from_numpy(into)
+        for tensor, place in self._pieces():
+            shared[place].view(tensor.shape).copy_(tensor, non_blocking=True)
+        self._finish()
 
     @torch.no_grad()
     def load(self, vector: Vector) -> None:
         """Load `vector`, `float32[total]`, into the model: it is the base, as rounded to the model's own types."""
-        self._ahead, self._lacking = [], []
-        self._base.copy_(torch.from_numpy(vector))
+        self._ahead = self._lacking = None
+        self._base.copy_(torch.from_numpy(vector), non_blocking=True)
         self.load_base()
 
     @torch.no_grad()
     def load_base(self) -> None:
         """Load the base into the model: there is no progress then."""
-        for tensor, base in zip(self._tensors, self._bases, strict=True):
-            tensor.copy_(base)
-        for tensor, base in self._rounded:
-            base.copy_(tensor)
+        for tensor, place in self._pieces():
+            base = self._base[place].view(tensor.shape)
+            tensor.copy_(base, non_blocking=True)
+            if tensor.dtype not in EXACT:
+                base.copy_(tensor, non_blocking=True)
+        self._finish()
 
     @torch.no_grad()
-    def cut(self, into: Vector) -> None:
-        """Write the progress into `into`, `float32[total]`, and change nothing."""
+    def cut(self, into: Vector) -> bool:
+        """Write the progress into `into`, `float32[total]`, and change nothing. Returns whether an owner may add it:
+        it is finite, and of a length that training has."""
         shared = torch.from_numpy(into)
-        for tensor, base, part in zip(self._tensors, self._bases, self._views(shared), strict=True):
-            if tensor.dtype == torch.float32 and tensor.device == part.device:
+        lengths: list[Tensor] = []
+        for tensor, place in self._pieces():
+            base, part = self._base[place].view(tensor.shape), shared[place].view(tensor.shape)
+            if self.is_on_host and tensor.dtype == torch.float32:
                 torch.sub(tensor, base, out=part)
-            else:
-                part.copy_(torch.sub(tensor.to(base.device, torch.float32), base))
+                continue
+            found = torch.sub(tensor.to(torch.float32), _near(base, tensor))
+            part.copy_(found, non_blocking=True)
+            if not self.is_on_host:  # read where it is, and not once more by the CPU
+                lengths.append(torch.linalg.vector_norm(found, dtype=torch.float64))
+        self._finish()
+        return is_delta_in_range(into) if self.is_on_host else is_length_in_range(map(float, lengths))
 
     @torch.no_grad()
     def settle(self, sent: Tensor) -> None:
-        """So much of the progress, `float32[total]` on the model's device, is on its way to the owners: it is in the
-        base now. `sent` must not change before the next `enter`."""
-        self._base.add_(sent)
-        self._ahead = self._views(sent)
+        """So much of the progress, `float32[total]`, is on its way to the owners: it is in the base now. `sent` must
+        not change before the next `enter`."""
+        self._move_base(sent, 1)
+        self._ahead = sent
 
     @torch.no_grad()
     def take_back(self, part: Tensor) -> None:
         """So much of what was settled was not sent after all, `float32[total]`: it is progress again."""
-        self._base.sub_(part)
-        self._ahead = []
+        self._move_base(part, -1)
+        self._ahead = None
+
+    def _move_base(self, by: Tensor, sign: int) -> None:
+        for first in range(0, self.layout.total, self._chunk):
+            base = self._base[first : first + self._chunk]
+            base.add_(_near(by[first : first + self._chunk], base), alpha=sign)
+        self._finish()
 
     @torch.no_grad()
     def enter(self, target: Tensor, lacking: Tensor | None = None) -> None:
-        """Move base and model to where the base is `target`, `float32[total]` on the model's device. `lacking`: what in
-        it is a delta of this node that the shared value lacks, on the CPU; it must not change before the next `enter`.
+        """Move base and model to where the base is `target`, `float32[total]`. `lacking`: what in it is a delta of this
+        node that the shared value lacks, on the CPU; it must not change before the next `enter`.
 
         What rounding takes from the move in a model of half precision stays out of the progress: pushed, it would pull
         the shared values to the few that the type has."""
-        self._ahead, self._lacking = [], [] if lacking is None else self._views(lacking)
-        for tensor, base, value in zip(self._tensors, self._bases, self._views(target), strict=True):
+        self._ahead, self._lacking = None, lacking
+        for tensor, place in self._pieces():
+            base, value = self._base[place].view(tensor.shape), _near(target[place].view(tensor.shape), tensor)
             if tensor.dtype == torch.float32 and tensor.device == base.device:
                 torch.sub(tensor, base, out=base)  # the progress; without a copy of a large model
                 torch.add(base, value, out=tensor)
                 base.copy_(value)
                 continue
-            progress = tensor.to(base.device, torch.float32) - base
-            base.copy_(value)
-            tensor.copy_(base + progress)
-            if tensor.dtype != torch.float64:
-                torch.sub(tensor.to(base.device, torch.float32), progress, out=base)
+            progress = tensor.to(torch.float32) - _near(base, tensor)
+            tensor.copy_(value + progress)
+            moved = value if tensor.dtype in EXACT else tensor.to(torch.float32) - progress
+            base.copy_(moved, non_blocking=True)
+        self._finish()
 
     @torch.no_grad()
     def load_shared(self) -> None:
         """Load the shared value that this node knows: the base without what that value lacks, to the rounding of one
         addition or two."""
-        for place, (tensor, base) in enumerate(zip(self._tensors, self._bases, strict=True)):
-            value = base
-            for parts in filter(None, (self._ahead, self._lacking)):
-                value = torch.sub(value, parts[place].to(base.device))
-            tensor.copy_(value)
+        for tensor, place in self._pieces():
+            value = _near(self._base[place], tensor)
+            for part in (self._ahead, self._lacking):
+                value = value if part is None else torch.sub(value, _near(part[place], tensor))
+            tensor.copy_(value.view(tensor.shape))
 
     @property
     def is_ahead(self) -> bool:
         """Whether the base has a delta that the shared value lacks."""
-        return bool(self._ahead or self._lacking)
+        return self._ahead is not None or self._lacking is not None
 
     # --- one of several trainers of a node ------------------------------------------------------------------------
 
@@ -226,17 +266,17 @@ class ModelVector:
         own = torch.from_numpy(delta)
         self.load(vector)
         if is_finite(own):
-            self._base.add_(own.to(self._base.device))
-            self._ahead = self._views(own)
+            self.settle(own)
             self.load_base()
 
     @torch.no_grad()
     def keep_delta(self) -> bool:
         """As `cut`, but on the model's device, in `kept`; whether all values are finite."""
         if self._kept is None:
-            self._kept = torch.empty_like(self._base)
-        for tensor, base, part in zip(self._tensors, self._bases, self._views(self._kept), strict=True):
-            torch.sub(tensor.to(base.device, torch.float32), base, out=part)
+            self._kept = torch.empty(self.layout.total, dtype=torch.float32, device=self.device)
+        for tensor, place in self._pieces():
+            base = _near(self._base[place].view(tensor.shape), tensor)
+            self._kept[place].view(tensor.shape).copy_(torch.sub(tensor.to(torch.float32), base))
         return bool(torch.isfinite(self._kept).all())
 
     @property
@@ -247,8 +287,8 @@ class ModelVector:
 
     @torch.no_grad()
     def go_on(self, by: Tensor) -> None:
-        """Begin at the last base plus `by`, `float32[total]` on its device."""
-        self._base.add_(by)
+        """Begin at the last base plus `by`, `float32[total]`."""
+        self._move_base(by, 1)
         self.load_base()
 
     @torch.no_grad()
@@ -264,8 +304,28 @@ class ModelVector:
 
     @property
     def base(self) -> Tensor:
-        """The base, `float32[total]` on the model's device, which rank 0 broadcasts."""
+        """The base, `float32[total]`, which rank 0 broadcasts."""
         return self._base
+
+
+def _pieces_of(tensor: Tensor, offset: int, chunk: int) -> Iterator[tuple[Tensor, slice]]:
+    """A tensor in parts of at most `chunk` values, each with its place after `offset`."""
+    if tensor.numel() <= chunk:
+        yield tensor, slice(offset, offset + tensor.numel())
+        return
+    row = tensor.numel() // tensor.shape[0]
+    rows = max(1, chunk // row)
+    for first in range(0, tensor.shape[0], rows):
+        part, place = tensor.narrow(0, first, min(rows, tensor.shape[0] - first)), offset + first * row
+        if row > chunk:
+            yield from _pieces_of(part[0], place, chunk)
+        else:
+            yield part, slice(place, place + part.numel())
+
+
+def _near(part: Tensor, tensor: Tensor) -> Tensor:
+    """The part on the device of the tensor; from registered memory of the host it comes while the device works."""
+    return part.to(tensor.device, non_blocking=True)
 
 
 def storage_key(tensor: Tensor) -> tuple[object, ...]:

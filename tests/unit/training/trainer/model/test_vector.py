@@ -340,6 +340,69 @@ def test_rounding_in_a_model_of_half_precision_does_not_add_up() -> None:
     assert delta.tolist() == [0.0] * 8
 
 
+class Mixed(nn.Module):
+    """Types, memory formats and shapes that are cut in all ways: rows, single rows, parts of a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        self.half = nn.Linear(5, 3).to(torch.bfloat16)
+        self.long = nn.Linear(7, 1, dtype=torch.float64)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+
+def exchanged(chunk: int, *, is_on_host: bool = True) -> tuple[list[bool], bytes]:
+    """Three exchanges: what every cut says, and all values that were seen."""
+    generator = np.random.default_rng(5)
+    model = Mixed()
+    vector = ModelVector(model, chunk=chunk)
+    vector.is_on_host = is_on_host
+    total, found, seen = vector.layout.total, [], []
+    delta = np.zeros(total, np.float32)
+    vector.load(generator.standard_normal(total).astype(np.float32))
+    for turn in range(3):
+        stepped(model, 0.1 * (turn + 1))
+        found.append(vector.cut(delta))
+        sent = delta.round(1)
+        vector.settle(torch.from_numpy(sent))
+        stepped(model, 0.01)
+        part = np.where(np.arange(total) % 2, sent, 0).astype(np.float32)
+        vector.take_back(torch.from_numpy(part))
+        lacking = torch.from_numpy(generator.standard_normal(total).astype(np.float32))
+        vector.enter(torch.from_numpy(generator.standard_normal(total).astype(np.float32)), lacking)
+        own = vector.keep()
+        seen += [*delta.tolist(), *vector.base.tolist(), *values_of(vector)]
+        vector.load_shared()
+        seen += values_of(vector)
+        vector.put_back(own)
+    vector.keep_delta()
+    seen += vector.kept.tolist()
+    return found, np.array(seen).tobytes()
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 27, 60])
+def test_values_that_pass_in_chunks_are_the_same_to_the_bit(chunk: int) -> None:
+    """As they do between a host and a device, where a whole model has no room for a copy."""
+    whole = exchanged(1 << 20)
+
+    assert exchanged(chunk) == exchanged(chunk, is_on_host=False) == whole
+    assert whole[0] == [True] * 3
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2.0**127])
+def test_a_device_finds_the_progress_that_no_owner_would_add(value: float) -> None:
+    """It is not read once more by the processor of the host, which says the same of it."""
+    model = nn.Linear(3, 2)
+    vector = ModelVector(model, chunk=3)
+    vector.is_on_host = False
+    vector.load(np.arange(8, dtype=np.float32))
+    with torch.no_grad():
+        model.weight[1, 1] = value
+
+    assert not vector.cut(np.zeros(8, np.float32))
+
+
 def test_one_of_several_trainers_begins_at_a_delta_that_is_finite() -> None:
     """No owner adds another one; the shared values lack it."""
     model = nn.Linear(3, 2)
