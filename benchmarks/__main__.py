@@ -2,8 +2,9 @@
 
 Without names the standing ones run: start, steps, kernels. The others run by name or with `--all`: `simulator`,
 `process_faults`, `devices`, `memory` and `overlay_large` take minutes, `exchange_history` as well and up to 20 GB of
-memory, `async_rule` half an hour; `partition` and `wan` need network namespaces, and so root, and `wan` takes half an
-hour, with hivemind an hour and a half. A missed aim is said and shown in the table; it is no failure of the command.
+memory, `async_rule` half an hour. `partition`, `wan` and `time_to_loss` need network namespaces, and so root. `wan`
+takes half an hour, with hivemind an hour and a half; `time_to_loss` two hours, with `--quick` a quarter of an hour. A
+missed aim is said and shown in the table; it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ STANDING = ("start", "steps", "kernels")
 BY_NAME = (
     "peers",
     "wan",
+    "time_to_loss",
     "process_faults",
     "partition",
     "memory",
@@ -57,10 +59,15 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("--steps", type=int, default=0, help="exchange_history: of each node; 0: 50")
     line.add_argument(
-        "--seed", type=int, default=0, help="process_faults: which faults; exchange_history: this one alone"
+        "--seed",
+        type=int,
+        default=0,
+        help="process_faults: which faults; exchange_history: this one alone; time_to_loss: of weights and batches",
     )
     line.add_argument("--busy", type=int, default=0, help="process_faults: loops beside the nodes that use a core each")
-    line.add_argument("--keep", type=Path, default=None, help="process_faults: a folder for the logs of the nodes")
+    line.add_argument(
+        "--keep", type=Path, default=None, help="process_faults, time_to_loss: a folder for the logs of the nodes"
+    )
     line.add_argument(
         "--peers", type=int, action="append", default=[], help="peers, memory: group size; again for more"
     )
@@ -80,9 +87,24 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("--scenario", action="append", default=[], help="wan: A, B, C, D or E; again for more")
     line.add_argument(
-        "--hivemind", type=Path, default=None, help="peers, wan: Python of an environment with hivemind 1.1.12"
+        "--hivemind",
+        type=Path,
+        default=None,
+        help="peers, wan, time_to_loss: Python of an environment with hivemind 1.1.12",
     )
     line.add_argument("--data-dir", type=Path, default=None, help="devices: folder with the MNIST files")
+    slow = line.add_argument_group("time_to_loss")
+    slow.add_argument("--quick", action="store_true", help="three contestants over 5 Mbit/s for three minutes")
+    slow.add_argument(
+        "--only", action="append", default=[], help="joint, p2p, torchft, hivemind or alone; again for more"
+    )
+    slow.add_argument("--rate", type=float, action="append", default=[], help="Mbit/s each way; again for more")
+    slow.add_argument("--wall", type=float, default=0.0, help="seconds of a run; 0: 300")
+    slow.add_argument("--slow", action="append", default=[], help="NODE:RATE, a node with another line")
+    slow.add_argument("--kill", action="store_true", help="kill a node at a third, start it again at half of the run")
+    slow.add_argument("--text", type=Path, default=None, help="a file to train on instead of Python's own reference")
+    slow.add_argument("--set", action="append", default=[], help="KEY=VALUE, a setting of p2pnode; again for more")
+    slow.add_argument("--torchft", type=Path, default=None, help="Python of an environment with torchft 0.2.0")
     return line
 
 
@@ -138,10 +160,21 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
         parts += [f"--ways '{way}'" for way in arguments.ways]
     if name in ("peers", "wan") and arguments.hivemind is not None:
         parts.append("--hivemind …/bin/python")
+    if name == "time_to_loss":
+        parts += _of_time_to_loss(arguments)
     if arguments.repetitions:
         parts.append(f"--repetitions {arguments.repetitions}")
     text = " ".join(parts)
     return f'make bench ARGS="{text}"' if " " in text else f"make bench ARGS={text}"
+
+
+def _of_time_to_loss(arguments: argparse.Namespace) -> list[str]:
+    parts = [f"--only {one}" for one in arguments.only] + [f"--rate {rate:g}" for rate in arguments.rate]
+    parts += [f"--slow {one}" for one in arguments.slow] + [f"--set '{one}'" for one in arguments.set]
+    parts += [f"--wall {arguments.wall:g}"] if arguments.wall else []
+    parts += [f"--seed {arguments.seed}"] if arguments.seed else []
+    parts += [f"--{flag}" for flag in ("quick", "kill") if getattr(arguments, flag)]
+    return parts + ([f"--text {arguments.text.name}"] if arguments.text is not None else [])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,196 @@
+"""Which runs are made, of which the command line names some; their results, figures, tables and the picture."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import msgspec
+
+from benchmarks.environments import python_of
+from benchmarks.record import NotMeasured, Outcome, Series
+from benchmarks.time_to_loss import results as of
+from benchmarks.time_to_loss.results import TITLES, Line, Result
+from benchmarks.time_to_loss.runs import Order, run
+
+NODES = 4
+WALL_S, LONG_S, QUICK_S = 300.0, 600.0, 180.0
+#: What the best of its rules was on lines of this rate and slower: steps of the whole model between two averages.
+TORCHFT_STEPS = {2.5: 160, 50.0: 40, float("inf"): 10}
+HIVEMIND = {"steps": 10, "codec": "8bit"}
+#: What a run's figures should be.
+SOONER, LIMIT, EARLY, PAUSE = "≤ 0.8", "≤ 1.04", "≤ 1", "≤ 5"
+
+
+def measure(arguments: argparse.Namespace) -> Outcome:
+    """Make the runs, keep their results, and print the table of all that ran on the same lines."""
+    folder = arguments.keep or Path(tempfile.mkdtemp(prefix="p2pnode-loss-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh: list[Result] = []
+    for number, order in enumerate(orders(arguments, text_in(folder, arguments.text))):
+        _say(f"{TITLES[order.contestant]}: {order.line.title}, {order.wall_s:g} s …")
+        result = msgspec.structs.replace(run(order, folder / f"{number}-{order.contestant}"), source=version())
+        fresh.append(result)
+        of.write(fresh, folder / "results.json")
+        _say(f"  losses {result.losses}, shares {result.shares}")
+    known = of.load()
+    _say(f"{of.tables(fresh)}\nin {folder}: results.json, and what the nodes wrote")
+    if not arguments.dry_run:
+        of.write(of.merged(known, fresh))
+    return Outcome(
+        "time_to_loss",
+        "four nodes in network namespaces, each with a cable of its own (queues of 1 MiB), train a byte transformer of "
+        "1.3 M parameters on a quarter of a text each; optimiser steps of 0.5 s by the clock; loss of the shared model "
+        "on a common part",
+        series(fresh, of.merged(known, fresh)),
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def version() -> str:
+    """Of this program: the commit, and whether the tree differs from it."""
+    described = ["git", "describe", "--always", "--dirty"]
+    return f"p2pnode {subprocess.run(described, capture_output=True, text=True, check=False).stdout.strip()}"
+
+
+def text_in(folder: Path, given: Path | None) -> Path:
+    """The file of the text: one text for all contestants, whose Pythons may have others. CPython's own reference, which
+    each Python has, unless another is given."""
+    if given is not None:
+        return given.resolve()
+    file = folder / "text"
+    file.write_text("\n".join(topics[name] for name in sorted(topics)), encoding="utf-8")
+    return file
+
+
+def orders(arguments: argparse.Namespace, text_file: Path) -> list[Order]:
+    """The runs that the command line asks for: one scenario, the quick ones, or all."""
+    wanted = arguments.only or list(TITLES)
+    if unknown := [name for name in wanted if name not in TITLES]:
+        raise NotMeasured(f"there is no contestant {', '.join(unknown)}; there are {', '.join(TITLES)}")
+
+    def order(contestant: str, line: Line, wall_s: float) -> Order:
+        program = contestant if contestant in ("torchft", "hivemind") else ""
+        given = getattr(arguments, program) if program else None
+        return Order(
+            contestant,
+            line,
+            wall_s,
+            text_file,
+            min(60.0, wall_s / 2),
+            tuple(arguments.set) if contestant == "p2p" else (),
+            options_of(contestant, line),
+            python_of(program, given) if program else Path(sys.executable),
+        )
+
+    def line(*rates_mbit: float, kill: bool = False) -> Line:
+        rates = rates_mbit if len(rates_mbit) > 1 else rates_mbit * NODES
+        text = arguments.text.stem if arguments.text else "documentation"
+        return Line(rates_mbit=rates, seed=arguments.seed, text=text, kill=kill)
+
+    scenarios: list[tuple[Line, float, Sequence[str]]]
+    networked = ("p2p", "torchft", "hivemind")
+    without = line(0.0)
+    if arguments.rate or arguments.slow or arguments.kill or arguments.wall:
+        wall_s = arguments.wall or WALL_S
+        rates = arguments.rate or [5.0]
+        scenarios = [(without, wall_s, ("joint", "alone"))]
+        scenarios += [
+            (line(*_with_slow([rate] * NODES, arguments.slow), kill=arguments.kill), wall_s, networked)
+            for rate in rates
+        ]
+    elif arguments.quick:
+        scenarios = [(without, QUICK_S, ("joint", "alone")), (line(5.0), QUICK_S, networked)]
+    else:
+        both = ("p2p", "torchft")
+        scenarios = [
+            (without, LONG_S, ("joint", "alone")),
+            (line(5.0), LONG_S, networked),
+            (line(5.0, kill=True), LONG_S, networked),
+            *((line(rate), WALL_S, both) for rate in (1.0, 20.0, 100.0)),
+            (line(20.0, 20.0, 20.0, 1.0), WALL_S, ("p2p",)),
+        ]
+    return [
+        order(contestant, line, wall_s)
+        for line, wall_s, contestants in scenarios
+        for contestant in contestants
+        if contestant in wanted
+    ]
+
+
+def _with_slow(rates: list[float], slow: Sequence[str]) -> list[float]:
+    """`3:1` gives node 3 a line of 1 Mbit/s. Raises `NotMeasured`."""
+    for one in slow:
+        node, colon, rate = one.partition(":")
+        if not (colon and node.isdigit() and int(node) < len(rates)):
+            raise NotMeasured(f"--slow is like 3:1, a node below {len(rates)} and Mbit/s, not {one!r}")
+        rates[int(node)] = float(rate)
+    return rates
+
+
+def options_of(contestant: str, line: Line) -> dict[str, float | int | str]:
+    """The rule of another program on this line: the best one that was found for it."""
+    if contestant == "hivemind":
+        return dict(HIVEMIND)
+    if contestant == "torchft":
+        rate = min(line.rates_mbit)
+        steps = next(steps for bound, steps in TORCHFT_STEPS.items() if rate <= bound)
+        # One fragment is averaged while the next steps are made, and must be there before the next one's turn.
+        fragments = 4 if steps % 4 == 0 else 2
+        momentum = 0.5 if line.kill else 0.9
+        return {"steps": steps, "fragments": fragments, "delay": steps // fragments - 1, "momentum": momentum}
+    return {}
+
+
+# -- figures ------------------------------------------------------------------------------------------------------
+
+
+def series(fresh: Sequence[Result], known: Sequence[Result]) -> list[Series]:
+    """What p2pnode's new runs say, beside torchft and the limit."""
+    found: list[Series] = []
+    for result in fresh:
+        if result.contestant != "p2p" or not result.losses:
+            continue
+        name = ", ".join([result.line.title, *result.settings])
+        last_s = max(result.losses)
+
+        def add(what: str, unit: str, value: float | None, aim: str, name: str = name) -> None:
+            if value is not None:
+                found.append(Series(f"{what}, {name}", unit, [value], aim))
+
+        add(f"loss after {last_s} s", "nats per byte", result.losses[last_s], "")
+        add("share of time in training, the lowest", "", min(result.shares), "")
+        add(
+            "longest pause of a node that was not killed",
+            "s",
+            result.longest_pause_s,
+            PAUSE if result.line.kill else "",
+        )
+        if point := of.reference_of(known, result.line):
+            at_s, loss = point
+            reached = of.seconds_to(loss, result.losses)
+            add(f"time to torchft's loss at {at_s} s, over torchft's", "", reached and reached / at_s, SOONER)
+        first_s = min(result.losses)
+        add(f"loss after {first_s} s over torchft's", "", _over(result, known, "torchft", first_s), EARLY)
+        add(f"loss after {last_s} s over the joint batch's", "", _over(result, known, "joint", last_s), LIMIT)
+    return found
+
+
+def _over(result: Result, known: Sequence[Result], contestant: str, second: int) -> float | None:
+    """This loss over that of another contestant on the same line and text."""
+    rates = (0.0,) * len(result.line.rates_mbit) if contestant == "joint" else result.line.rates_mbit
+    line = msgspec.structs.replace(result.line, rates_mbit=rates, kill=False)
+    losses = [
+        other.losses[second]
+        for other in known
+        if (other.contestant, other.line) == (contestant, line) and second in other.losses
+    ]
+    return result.losses[second] / min(losses) if losses else None

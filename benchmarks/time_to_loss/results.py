@@ -1,0 +1,168 @@
+"""What a run found, the seconds to a loss, and the tables. Pure, but for `load` and `write`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+RECORDED = Path(__file__).with_name("recorded.json")
+#: By its key, what a contestant is called, in the order of the tables.
+TITLES = {
+    "joint": "one process, the joint batch (the limit)",
+    "p2p": "p2pnode",
+    "torchft": "torchft 0.2.0",
+    "hivemind": "hivemind 1.1.12",
+    "alone": "one node alone",
+}
+#: Others are compared by the second at which they have the loss that this one has at this second.
+REFERENCE, AT_S = "torchft", 300
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """Under which conditions the contestants of a table ran. `rates_mbit` has each node's, both ways; all are 0 where
+    there is no network."""
+
+    rates_mbit: tuple[float, ...]
+    delay_ms: float = 30.0
+    step_s: float = 0.5
+    seed: int = 0
+    text: str = "documentation"
+    kill: bool = False
+
+    @property
+    def title(self) -> str:
+        rates = self.rates_mbit
+        usual = max(set(rates), key=rates.count)
+        slow = [f"node {node} at {rate:g}" for node, rate in enumerate(rates) if rate != usual]
+        lines = [f"{usual:g} Mbit/s", *slow, f"{self.delay_ms:g} ms one way"] if usual else ["no network"]
+        parts = [*lines, f"seed {self.seed}"]
+        parts += [f"text {self.text}"] if self.text != "documentation" else []
+        parts += [f"{len(rates)} nodes"] if len(rates) != 4 else []
+        parts += [f"steps of {self.step_s:g} s"] if self.step_s != 0.5 else []
+        return ", ".join([*parts, *(["node 3 killed and started again"] if self.kill else [])])
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One run. `losses` by second are those of node 0's shared model, `losses_1` node 1's; lists have a value per node.
+
+    `late_steps`: optimiser steps whose own computing took longer than `step_s`. `pauses_s`: the longest time of a node
+    without an optimiser step; a killed node's has the time until it was started again."""
+
+    contestant: str
+    line: Line
+    wall_s: float
+    losses: dict[int, float]
+    losses_1: dict[int, float] = {}
+    settings: list[str] = []
+    options: dict[str, float | int | str] = {}
+    ready_s: float = 0.0
+    steps: list[int] = []
+    shares: list[float] = []
+    sent_mb: list[float] = []
+    pauses_s: list[float] = []
+    late_steps: int = 0
+    load: float = 0.0
+    date: str = ""
+    source: str = ""
+
+    @property
+    def key(self) -> str:
+        """Runs with the same key replace each other."""
+        return msgspec.json.encode([self.contestant, self.line, self.settings, self.options]).decode()
+
+    @property
+    def name(self) -> str:
+        details = [*self.settings, *(f"{name} {value}" for name, value in self.options.items())]
+        return ", ".join([TITLES[self.contestant], *details])
+
+    @property
+    def longest_pause_s(self) -> float:
+        """Of the nodes that were not killed."""
+        pauses = self.pauses_s[:-1] if self.line.kill else self.pauses_s
+        return max(pauses, default=0.0)
+
+
+def load(path: Path = RECORDED) -> list[Result]:
+    """The results kept; none where there is no file."""
+    return msgspec.json.decode(path.read_bytes(), type=list[Result]) if path.exists() else []
+
+
+def write(results: Sequence[Result], path: Path = RECORDED) -> None:
+    """A line per result."""
+    lines = ",\n".join(msgspec.json.encode(result).decode() for result in results)
+    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+def merged(known: Iterable[Result], fresh: Iterable[Result]) -> list[Result]:
+    """A fresh result replaces the known one of the same conditions."""
+    return list({result.key: result for result in [*known, *fresh]}.values())
+
+
+def seconds_to(loss: float, losses: Mapping[int, float]) -> float | None:
+    """When a curve first had this loss, on straight lines between its points. `None`: never. A curve whose first
+    point is already there may have had it earlier: its first second is returned."""
+    before: tuple[int, float] | None = None
+    for second, found in sorted(losses.items()):
+        if found <= loss:
+            if before is None:
+                return float(second)
+            return before[0] + (second - before[0]) * (before[1] - loss) / (before[1] - found)
+        before = second, found
+    return None
+
+
+def reference_of(results: Iterable[Result], line: Line) -> tuple[int, float] | None:
+    """The second and the loss that others are compared by: torchft's on this line without a kill, at 300 s or its last.
+    The best of several runs of torchft is taken."""
+    undisturbed = msgspec.structs.replace(line, kill=False)
+    points = []
+    for result in results:
+        if result.contestant == REFERENCE and result.line == undisturbed and result.losses:
+            second = AT_S if AT_S in result.losses else max(result.losses)
+            points.append((second, result.losses[second]))
+    return min(points, key=lambda point: point[1], default=None)
+
+
+def tables(results: Sequence[Result]) -> str:
+    """A Markdown table for each line, with its title before it; ends in a newline."""
+    lines = dict.fromkeys(result.line for result in results if any(result.line.rates_mbit))
+    return "\n".join(f"{line.title}:\n\n{table(line, results)}" for line in lines)
+
+
+def table(line: Line, results: Sequence[Result]) -> str:
+    """The runs on this line, and those without a network on the same text."""
+    without = msgspec.structs.replace(line, rates_mbit=(0.0,) * len(line.rates_mbit), kill=False)
+    shown = [result for result in results if result.line in (line, without)]
+    shown.sort(key=lambda result: list(TITLES).index(result.contestant))
+    seconds = sorted({second for result in shown for second in result.losses})
+    point = reference_of(results, line)
+    at_s, loss = point or (AT_S, 0.0)
+    heads = [*(f"{second} s" for second in seconds), f"s to torchft's loss at {at_s} s", "share in training"]
+    heads += ["sent per node, MB", "ready after, s", "longest pause, s", "late steps", "load"]
+    rows = ["| run | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for result in shown:
+        cells = [result.name, *(f"{result.losses[s]:.3f}" if s in result.losses else "" for s in seconds)]
+        cells.append(_seconds(seconds_to(loss, result.losses), result) if point else "")
+        cells += [_span(result.shares, 2), _span(result.sent_mb, 0)]
+        if any(result.line.rates_mbit):
+            cells += [f"{result.ready_s:.0f}", f"{result.longest_pause_s:.1f}", str(result.late_steps)]
+            cells.append(f"{result.load:.1f}")
+        else:
+            cells += [""] * 4
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def _seconds(second: float | None, result: Result) -> str:
+    """`≤` where the first point is there already, and `never` with the length of the run."""
+    if second is None:
+        return f"not within {result.wall_s:g}"
+    return f"≤ {second:.0f}" if second == min(result.losses) else f"{second:.0f}"
+
+
+def _span(values: Sequence[float], digits: int) -> str:
+    """The lowest and the highest, once where they look the same."""
+    ends = dict.fromkeys(f"{value:.{digits}f}" for value in (min(values), max(values))) if values else {}
+    return " to ".join(ends)

@@ -1,0 +1,129 @@
+"""What the benchmark `time_to_loss` makes of notes and losses, and which runs its options ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import command_of, parser
+from benchmarks.record import NotMeasured
+from benchmarks.time_to_loss import plan, results, runs
+from benchmarks.time_to_loss.results import Line, Result
+
+LINE = Line(rates_mbit=(5.0,) * 4)
+WITHOUT = Line(rates_mbit=(0.0,) * 4)
+
+
+def result(contestant: str, losses: dict[int, float], line: Line = LINE, **fields: object) -> Result:
+    return Result(contestant=contestant, line=line, wall_s=300.0, losses=losses, **fields)
+
+
+TORCHFT = result("torchft", {60: 2.4, 300: 1.5}, shares=[0.9] * 4, sent_mb=[118.0] * 4)
+OURS = result("p2p", {60: 2.0, 180: 1.6, 300: 1.4}, shares=[0.9, 0.95], sent_mb=[70.2, 40.1], ready_s=8.2, load=1.0)
+JOINT = result("joint", {60: 1.9, 180: 1.5, 300: 1.3}, WITHOUT)
+
+
+@pytest.mark.parametrize(
+    ("loss", "second"), [(1.5, 240.0), (1.4, 300.0), (2.0, 60.0), (2.5, 60.0), (1.8, 120.0), (1.3, None)]
+)
+def test_the_second_of_a_loss_lies_on_a_line_between_two_snapshots(loss: float, second: float | None) -> None:
+    """Before the first snapshot nothing is known, so the first second is said; a loss never reached has none."""
+    found = results.seconds_to(loss, OURS.losses)
+
+    assert found == pytest.approx(second) if second is not None else found is None
+
+
+def test_others_are_compared_with_the_best_of_torchft_at_300_s() -> None:
+    """A run that was killed is compared with the undisturbed one, and a shorter run of torchft by its last loss."""
+    better = result("torchft", {60: 2.3, 300: 1.45}, options={"steps": 10})
+    killed = Line(rates_mbit=LINE.rates_mbit, kill=True)
+
+    assert results.reference_of([TORCHFT, OURS], LINE) == (300, 1.5)
+    assert results.reference_of([TORCHFT, better], killed) == (300, 1.45)
+    assert results.reference_of([result("torchft", {60: 2.4, 120: 2.0})], LINE) == (120, 2.0)
+    assert results.reference_of([OURS], LINE) is None
+
+
+def test_a_table_has_the_runs_of_a_line_and_those_without_a_network() -> None:
+    """Rows begin with the limit; the seconds to torchft's loss are in a column of their own."""
+    text = results.tables([TORCHFT, OURS, JOINT, result("p2p", {60: 9.0}, Line(rates_mbit=(1.0,) * 4))])
+    first, second = text.split("\n1 Mbit/s")
+
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in first.splitlines() if row.startswith("|")]
+    assert first.startswith("5 Mbit/s, 30 ms one way, seed 0:")
+    assert [row[0] for row in rows[2:]] == ["one process, the joint batch (the limit)", "p2pnode", "torchft 0.2.0"]
+    assert rows[0][4] == "s to torchft's loss at 300 s"
+    assert rows[3][1:] == ["2.000", "1.600", "1.400", "240", "0.90 to 0.95", "40 to 70", "8", "0.0", "0", "1.0"]
+    assert rows[2][4] == "180"
+    assert "9.000" in second
+
+
+def test_results_are_kept_and_those_of_the_same_conditions_replaced(tmp_path: Path) -> None:
+    """Another seed or setting is another result."""
+    other = result("p2p", {60: 2.2}, settings=["exchange.codec=int8"])
+    anew = result("p2p", {60: 2.1})
+    results.write([OURS, other], tmp_path / "results.json")
+
+    kept = results.merged(results.load(tmp_path / "results.json"), [anew])
+
+    assert kept == [anew, other]
+
+
+def test_a_pause_is_what_a_step_lasts_beyond_the_clock(tmp_path: Path) -> None:
+    """Also before the first step and after the last; a line that is still written, and later steps, do not count."""
+    file = tmp_path / "steps-0"
+    file.write_text("0.6 0.05\n1.1 0.06\n4.1 0.7\n12 0.05\n4.")
+    steps = runs.steps_of(file, 10.0)
+
+    assert steps == [(0.6, 0.05), (1.1, 0.06), (4.1, 0.7)]
+    assert runs.longest_pause(steps, 0.5, 5.0) == pytest.approx(2.5)
+    assert runs.longest_pause(steps, 0.5, 10.0) == pytest.approx(5.4)
+    assert runs.longest_pause([], 0.5, 10.0) == pytest.approx(9.5)
+
+
+def asked(*words: str) -> list[runs.Order]:
+    return plan.orders(parser().parse_args(["time_to_loss", "--torchft", "t", "--hivemind", "h", *words]), Path("text"))
+
+
+def test_one_scenario_can_be_asked_for_alone() -> None:
+    """The options name contestant, line, length and seed; the command that is recorded has them."""
+    words = ["--only", "p2p", "--rate", "20", "--wall", "300", "--seed", "1", "--slow", "3:1", "--kill"]
+    [order] = asked(*words, "--set", "exchange.codec=int8")
+
+    assert order.contestant == "p2p"
+    assert order.line == Line(rates_mbit=(20.0, 20.0, 20.0, 1.0), seed=1, kill=True)
+    assert (order.wall_s, order.snapshot_s, order.settings) == (300.0, 60.0, ("exchange.codec=int8",))
+    command = command_of("time_to_loss", parser().parse_args(["time_to_loss", *words]))
+    assert command == 'make bench ARGS="time_to_loss --only p2p --rate 20 --slow 3:1 --wall 300 --seed 1 --kill"'
+    with pytest.raises(NotMeasured, match="3:1"):
+        asked("--slow", "7:1")
+
+
+@pytest.mark.parametrize(("words", "minutes"), [(["--quick"], 15), ([], 120)])
+def test_the_runs_end_in_the_time_that_is_said(words: list[str], minutes: float) -> None:
+    """A run over lines takes up to a minute beside its training; one without a network a fifth of it."""
+    orders = asked(*words)
+
+    seconds = sum(order.wall_s + 60 if order.has_network else order.wall_s / 5 for order in orders)
+    assert seconds <= 60 * minutes
+    assert {order.contestant for order in orders} == set(results.TITLES)
+
+
+def test_torchft_averages_a_fragment_before_the_turn_of_the_next() -> None:
+    """The fragments divide its steps, on every line."""
+    for rate in (1.0, 5.0, 20.0, 100.0):
+        rule = plan.options_of("torchft", Line(rates_mbit=(rate,) * 4))
+
+        assert int(rule["steps"]) % int(rule["fragments"]) == 0
+        assert rule["delay"] == int(rule["steps"]) / int(rule["fragments"]) - 1
+
+
+def test_figures_are_those_of_new_runs_beside_known_ones() -> None:
+    """The time to torchft's loss and the loss over the joint batch's have aims."""
+    found = {series.name.split(",")[0]: series for series in plan.series([OURS], [TORCHFT, OURS, JOINT])}
+
+    assert found["time to torchft's loss at 300 s"].values == pytest.approx([0.8])
+    assert found["loss after 300 s over the joint batch's"].values == pytest.approx([1.4 / 1.3])
+    assert found["loss after 60 s over torchft's"].values == pytest.approx([2.0 / 2.4])
+    assert plan.series([TORCHFT, JOINT], [TORCHFT, OURS, JOINT]) == []
