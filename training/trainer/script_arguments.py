@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping, Sequence
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
@@ -111,11 +111,23 @@ class ScriptArguments(NamedTuple):
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned. Raises `KeyError`, `ValueError`, `RuntimeError` if it does not fit."""
         for optimizer, saved in zip(self.optimizers, state["optimizer"], strict=True):
-            optimizer.load_state_dict(saved)
+            _restore(optimizer, saved)
         for schedule, saved in zip(self.schedules, state["schedule"], strict=True):
             schedule.restore(saved)
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
+
+
+def _restore(optimizer: Any, saved: dict[str, Any]) -> None:
+    """`load_state_dict`; rates that are tensors stay the same ones, and those that are numbers stay numbers."""
+    before = [dict(group) for group in optimizer.param_groups]
+    optimizer.load_state_dict(saved)
+    for group, known in zip(optimizer.param_groups, before, strict=True):
+        for name, value in group.items():
+            if name != "params" and isinstance(value, Tensor) and isinstance(known.get(name), float):
+                group[name] = float(value)
+            elif name != "params" and isinstance(tensor := known.get(name), Tensor):
+                group[name] = tensor.fill_(float(value))
 
 
 def require_model(model: object) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -105,7 +107,17 @@ class Schedule:
         self._scheduler.load_state_dict(copy.deepcopy(self._initial))
         # Groups that were added since, as those of unfrozen layers, have no beginning to go back to.
         for group, initial in zip(self._optimizer.param_groups, self._initial_groups, strict=False):
-            group.update(copy.deepcopy(initial))
+            set_in_place(group, copy.deepcopy(initial))
+
+
+def set_in_place(group: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Give a parameter group these values. A captured or compiled optimiser goes on reading the tensors that it was
+    captured with: such a rate is filled, and not replaced."""
+    for name, value in values.items():
+        if isinstance(known := group.get(name), Tensor):
+            known.fill_(float(value))
+        else:
+            group[name] = value
 
 
 def _count(scheduler: Any) -> int:

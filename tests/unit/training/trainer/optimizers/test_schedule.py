@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+from torch import Tensor, nn
+
+from p2pnode.training.trainer.connection import ScriptWarnings
+from p2pnode.training.trainer.script_arguments import ScriptArguments
 from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.trainers.task_node import TaskNode as Node
 
@@ -45,3 +52,45 @@ def test_a_schedule_by_loss_is_refused() -> None:
     with pytest.raises(TrainerFailed, match="ReduceLROnPlateau") as failure:
         Node("Plateau")
     assert failure.value.fatal
+
+
+def given(rate: float | Tensor) -> ScriptArguments:
+    """An optimiser with this rate, and a schedule that falls from step to step."""
+    optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters(), lr=rate, foreach=False)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
+    return ScriptArguments.of(optimizer, schedule, None, ScriptWarnings())
+
+
+def group_of(arguments: ScriptArguments) -> dict[str, Any]:
+    return arguments.optimizers[0].param_groups[0]
+
+
+def test_a_rate_that_is_a_tensor_stays_the_same_one() -> None:
+    """A captured optimiser reads it from where it was: forwards, backwards, and after a restart it is filled."""
+    arguments, numbers = given(torch.tensor(0.01)), given(0.01)
+    rate = group_of(arguments)["lr"]
+    for position in (60, 20):
+        for one in (arguments, numbers):
+            one.seek(position)
+        assert group_of(arguments)["lr"] is rate
+        assert float(rate) == pytest.approx(group_of(numbers)["lr"])
+    saved = arguments.state()
+    again = given(torch.tensor(0.01))
+    rate = group_of(again)["lr"]
+
+    again.restore(saved)
+
+    assert group_of(again)["lr"] is rate
+    assert float(rate) == pytest.approx(group_of(numbers)["lr"])
+
+
+def test_a_rate_that_is_a_number_stays_one(tmp_path: Path) -> None:
+    """The saved state may be of a script that captured its optimiser, and this one does not."""
+    captured, plain = given(torch.tensor(0.01)), given(0.01)
+    captured.seek(20)
+    torch.save(captured.state(), tmp_path / "state")
+
+    plain.restore(torch.load(tmp_path / "state"))
+
+    assert isinstance(group_of(plain)["lr"], float)
+    assert group_of(plain)["lr"] == pytest.approx(float(group_of(captured)["lr"]))

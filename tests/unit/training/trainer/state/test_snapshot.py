@@ -26,6 +26,21 @@ def test_integer_buffers_are_in_the_snapshot(tmp_path: Path) -> None:
     assert int(fresh.spec.model[1].num_batches_tracked) == 10  # type: ignore[index,union-attr,arg-type]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_with_another_number_of_gpus_each_has_the_generator_of_its_number(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saved on two; a trainer uses the first, on whatever machine it is restored."""
+    state = snapshot.random_state() | {"cuda": ["first", "second"]}
+    found: dict[int, str] = {}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda saved, number: found.update({number: saved}))
+
+    snapshot.restore_random_state(state)
+
+    assert found == dict(list(enumerate(["first", "second"]))[:count])
+
+
 def test_a_snapshot_is_read_without_running_anything(tmp_path: Path) -> None:
     """It holds tensors and plain values only."""
     node = Node("Adaptive")
