@@ -29,6 +29,7 @@ from p2pnode.directory_lock import is_locked, locked
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.log_file import bounded, open_log
 from p2pnode.overlay.addresses import Address, is_loopback, split_address, usable_host
+from p2pnode.training.devices.gpus import VISIBLE, visible_gpus
 
 #: Settings that each node has of its own, so that another one does not take them over.
 OWN = frozenset(
@@ -79,6 +80,14 @@ def plan(count: int, running: Collection[int], cores: int, *, port: int = 0, sta
     return nodes
 
 
+def gpu_of(number: int, device: str | list[str], gpus: Sequence[str]) -> dict[str, str]:
+    """What the environment of node `number` says of the GPUs: each node sees one, its own where there are enough.
+    Nothing where the setting names devices, and where there is no choice."""
+    if device not in ("auto", "cuda") or len(gpus) < 2:
+        return {}
+    return {VISIBLE: gpus[(number - 1) % len(gpus)]}
+
+
 def with_count(arguments: list[str], takes_value: Collection[str], *, stops_at_program: bool) -> list[str]:
     """The arguments with `--local 1` for a `--local` without a number.
 
@@ -115,8 +124,16 @@ class LocalNode:
     """One node's process. What it prints gets its number in front, or goes to its own log where somebody watches."""
 
     def __init__(
-        self, number: int, folder: Path, command: Sequence[str], given: str = "", *, logs: bool = False
+        self,
+        number: int,
+        folder: Path,
+        command: Sequence[str],
+        given: str = "",
+        *,
+        logs: bool = False,
+        more: Mapping[str, str] | None = None,
     ) -> None:
+        """`given` is its standard input, `more` what its environment has beside that of this process."""
         self.number = number
         self.folder = folder
         self.printers: list[threading.Thread] = []
@@ -126,7 +143,12 @@ class LocalNode:
             output = open_log(folder)
         # A session of its own: a Ctrl-C at the terminal reaches only this process, which passes it on.
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, **(more or {})},
         )
         if logs:
             os.close(output)
@@ -244,7 +266,8 @@ class _LocalRun:
             folder = home / LOCAL / str(node.number)
             command = [*start.program, *_arguments(start, node, folder, known)]
             logs = start.watch is not None
-            self._nodes.append(LocalNode(node.number, folder, command, start.invitation, logs=logs))
+            more = gpu_of(node.number, start.loaded.config.training.device, visible_gpus())
+            self._nodes.append(LocalNode(node.number, folder, command, start.invitation, logs=logs, more=more))
             if not known and not elsewhere:
                 self._until_up()
                 known = [address] if (address := _address_of(folder)) else []

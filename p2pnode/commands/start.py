@@ -34,6 +34,7 @@ from p2pnode.config.settings import Config
 from p2pnode.config.toml import toml
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.local_run import OWN, with_count
+from p2pnode.training.devices.gpus import torch_cuda, unused_gpu
 
 if TYPE_CHECKING:
     from p2pnode.overlay.sealing.invitation import Invitation
@@ -197,6 +198,11 @@ def _start(request: _Request) -> int:
         raise UserError(problem.what, problem.do, ExitCode.CONFIGURATION)
     for problem in warnings_for_script(found.config, found.origins) if request.command is not None else []:
         sys.stderr.write(f"warning: {problem.what}\nhint: {problem.do}\n")
+    cuda = torch_cuda()
+    unused = unused_gpu(str(found.config.training.device), cuda, is_available=cuda != "")
+    # A script may run in another Python; of several nodes in the foreground each says it.
+    if unused and request.command is None and (options.background or not options.local):
+        sys.stderr.write(f"warning: {unused[0]}\nhint: {unused[1]}\n")
     if options.background:
         return _in_background(request, found, invitation)
     if options.local:

@@ -20,6 +20,7 @@ from p2pnode.errors import UserError
 from p2pnode.keys.key_files import find_keys, own_input
 from p2pnode.terminal.status_view import objects, part
 from p2pnode.training import kernels
+from p2pnode.training.devices.gpus import has_gpu
 
 
 class Examination(NamedTuple):
@@ -64,7 +65,7 @@ async def _machine(asked: Examination) -> AsyncIterator[DoctorCheck]:
     yield machine.delay_check(machine.longest_delay_s())
     yield machine.clock_check(machine.clock_is_set())
     found = await asyncio.to_thread(machine.torch_facts)
-    for check in machine.torch_check(found, asked.config.training.device, machine.has_nvidia()):
+    for check in machine.torch_check(found, asked.config.training.device, has_gpu()):
         yield check
 
 

@@ -208,11 +208,6 @@ def torch_facts() -> Mapping[str, Any]:
     return {"error": (answer.stderr.strip().splitlines() or [ended])[-1]}
 
 
-def has_nvidia() -> bool:
-    """Whether this machine has an NVIDIA device, with a driver or without its library."""
-    return shutil.which("nvidia-smi") is not None or Path("/dev/nvidiactl").exists()
-
-
 def file_limit() -> int:
     """How many files a daemon may open."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -362,6 +362,7 @@ def test_a_start_that_must_fail_again_is_fatal(world: World, settings: dict[str,
         ("BuildsOnce", "out of memory", False),
         ("Growing", "another model than before", True),
         ("Requantised", "the tensor codes, which is not exchanged", True),
+        ("LosesItsGpu", "the restarted trainer is on cpu, and the one before was on cuda:0", False),
     ],
 )
 def test_a_restart_that_fails(world: World, tmp_path: Path, kind: str, reason: str, fatal: bool) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.system import ThreadExecutor
+from p2pnode.training.devices.gpus import count_gpus
 from p2pnode.training.devices.host import HostParts, HostTrainer
 from p2pnode.training.devices.names import resolved_devices, threads_each
 from p2pnode.training.devices.node_step import DeviceGroups, backend_of
@@ -32,8 +33,6 @@ FURTHER = "devices"
 PATIENCE = 0.75
 #: The beginning of the names of files by which groups of trainers meet, there.
 GROUP = "group"
-#: NVIDIA's driver has a folder for each GPU here.
-NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def make_trainer(
@@ -96,17 +95,6 @@ def _groups(
     for old in folder.glob(f"{GROUP}.*"):
         old.unlink(missing_ok=True)
     return DeviceGroups(backend, str((folder / GROUP).absolute()), max(1.0, PATIENCE * training.hang_s))
-
-
-def count_gpus() -> int:
-    """How many GPUs a trainer would see, without importing torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
-    try:
-        return sum(1 for _ in NVIDIA_GPUS.iterdir())
-    except OSError:
-        return 0
 
 
 class HostMemory:

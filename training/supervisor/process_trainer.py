@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from p2pnode.overlay.environment import Clock, Log
+from p2pnode.training.devices.gpus import SEE_DRIVER
 from p2pnode.training.settings import TrainingSettings
 from p2pnode.training.supervisor.launch import Launch, NodeStart, start_message
 from p2pnode.training.supervisor.process import POLITE_S, TERMINATE_S, OutputLog
@@ -200,6 +201,12 @@ class ProcessTrainer:
                 f"the tensor {name}, which is not exchanged, is another in the restarted trainer than before",
                 SAME_VALUES,
                 fatal=True,
+            )
+        if self._hello is not None and is_on_gpu(self._hello) and not is_on_gpu(hello):
+            raise TrainerFailed(
+                f"the restarted trainer is on {hello.device}, and the one before was on {self._hello.device}: its GPU "
+                "does not answer any more",
+                SEE_DRIVER,
             )
         if hello.engine is not None:  # named values are not in shared memory
             self._hello = hello
@@ -478,6 +485,11 @@ class ProcessTrainer:
             self._state = state
             if self.on_state is not None:
                 self.on_state(state)
+
+
+def is_on_gpu(hello: TrainerHello) -> bool:
+    """Whether the model, or a part of it, is on a CUDA device."""
+    return "cuda" in hello.device
 
 
 def _absolute(file: str) -> str:

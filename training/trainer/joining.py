@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from p2pnode.training.devices.gpus import unused_gpu
 from p2pnode.training.trainer.connection import DaemonConnection
 from p2pnode.training.trainer.loading import resolve_device
 from p2pnode.training.trainer.pinned import register
@@ -28,6 +29,8 @@ def join(turns: Turns, start: Start | None = None) -> None:
     start, restore = ranks.share((start, restore))
     assert start is not None
     turns.start, turns.device = start, resolve_device(start.device)
+    if unused := unused_gpu(start.device, torch.version.cuda or "", is_available=torch.cuda.is_available()):
+        turns.warn("gpu_not_used", *unused)
     turns.data.begin(start)
     if start.threads:
         torch.set_num_threads(start.threads)

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from p2pnode.training.tasks.batches import ShuffledBatches
 from p2pnode.training.tasks.task import TaskError, TrainSpec
+from p2pnode.training.trainer import joining
 from tests.harness.trainers.optimizers import FusedMasters, Lookahead, SGDScheduleFree
 
 
@@ -297,6 +299,21 @@ class Growing(Plain):
         mark = Path(self.options["mark"])
         mark.write_text(mark.read_text() + "x" if mark.exists() else "x")
         return nn.Sequential(nn.Linear(4, len(mark.read_text())), nn.Tanh(), nn.Linear(len(mark.read_text()), 2))
+
+
+class LosesItsGpu(Plain):
+    """The first start says that its model is on a GPU; a later one finds none."""
+
+    def model(self) -> nn.Module:
+        mark = Path(self.options["mark"])
+        if not mark.exists():
+            mark.touch()
+            joining.TrainerHello = partial(_hello_from_a_gpu, joining.TrainerHello)
+        return super().model()
+
+
+def _hello_from_a_gpu(kind: Any, **fields: Any) -> Any:
+    return kind(**fields | {"device": "cuda:0"})
 
 
 class Requantised(Plain):

@@ -53,6 +53,33 @@ def test_each_node_has_its_own_directory_ports_and_threads(tmp_path: Path) -> No
     assert (found["swarm.run"], found["swarm.bootstrap"]) == ('"digits"', '["127.0.0.1:20001"]')
 
 
+@pytest.mark.parametrize(
+    ("device", "gpus", "seen"),
+    [
+        ("auto", ["0", "1"], ["0", "1", "0"]),
+        ("cuda", ["3", "GPU-5", "7"], ["3", "GPU-5", "7"]),
+        ("auto", ["2"], [None] * 3),
+        ("auto", [], [None] * 3),
+        ("cuda:1", ["0", "1"], [None] * 3),
+        ("cpu", ["0", "1"], [None] * 3),
+        (["cuda:0", "cuda:1"], ["0", "1"], [None] * 3),
+    ],
+)
+def test_each_node_sees_a_gpu_of_its_own(device: str | list[str], gpus: list[str], seen: list[str | None]) -> None:
+    """Those of the machine in turn; a setting that names devices is left as it is."""
+    assert [local_run.gpu_of(number, device, gpus).get("CUDA_VISIBLE_DEVICES") for number in (1, 2, 3)] == seen
+
+
+def test_a_node_has_the_gpu_in_its_environment(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Beside what this process has."""
+    code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], bool(os.environ['PATH']))"
+    node = local_run.LocalNode(2, tmp_path, [sys.executable, "-c", code], more={"CUDA_VISIBLE_DEVICES": "7"})
+
+    assert node.exit_code == 0
+    node.end()
+    assert capfd.readouterr().out == "[2] 7 True\n"
+
+
 def test_chosen_threads_are_kept_and_a_program_stands_last(tmp_path: Path) -> None:
     """A number of threads given by hand counts for every node; the program of `run` follows --."""
     program = ["python", "train.py", "--local"]

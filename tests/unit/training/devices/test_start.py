@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from p2pnode.training.devices import start
+from p2pnode.training.devices import gpus
+from p2pnode.training.devices.gpus import count_gpus
 from p2pnode.training.devices.host import HostTrainer
 from p2pnode.training.devices.node_step import DeviceGroups
-from p2pnode.training.devices.start import PATIENCE, DeviceProcess, count_gpus, make_trainer
+from p2pnode.training.devices.start import PATIENCE, DeviceProcess, make_trainer
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
 from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.supervisor.process_trainer import ProcessTrainer
@@ -115,7 +116,7 @@ def test_gpus_are_counted_without_torch(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert count_gpus() == count
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(start, "NVIDIA_GPUS", tmp_path / "gpus")
+    monkeypatch.setattr(gpus, "NVIDIA_GPUS", tmp_path / "gpus")
     assert count_gpus() == 0
     for name in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / "gpus" / name).mkdir(parents=True)
