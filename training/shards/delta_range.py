@@ -9,7 +9,6 @@ that were added before. The bounds are generous: what is worth clipping is decid
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -43,11 +42,6 @@ def surely_short(size: int) -> int:
 def is_delta_in_range(values: Vector) -> bool:
     """Whether a delta may be added to anything."""
     return has_length(values, MAX_LENGTH)
-
-
-def is_length_in_range(parts: Iterable[float]) -> bool:
-    """The same of a delta whose parts have these lengths; one that is not finite has none that is."""
-    return math.sqrt(math.fsum(length * length for length in parts)) <= MAX_LENGTH
 
 
 def longest(size: int, reference: float) -> float:

@@ -13,7 +13,7 @@ from p2pnode.training.trainer.loading import resolve_device
 from p2pnode.training.trainer.pinned import register
 from p2pnode.training.trainer.turns import Turns
 from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello
-from p2pnode.training.trainer_link.messages import Hello, Ready, Start
+from p2pnode.training.trainer_link.messages import Hello, Memory, Ready, Start
 from p2pnode.training.trainer_link.shared_memory import map_vectors
 
 
@@ -22,26 +22,29 @@ def join(turns: Turns, start: Start | None = None) -> None:
     to call it. Raises `TrainerFailed`, and as the connection does."""
     vector, connection, ranks = turns.model_vector, turns.connection, turns.ranks
     ranks.require_equal(vector.layout.digest(), vector.frozen)
-    restore = ""
+    memory: Memory | None = None
+    descriptors: tuple[int, ...] = ()
     if connection is not None:
         start = connection.receive_start() if start is None else start
-        restore = _greet(turns, connection, start)
-    start, restore = ranks.share((start, restore))
+        memory, descriptors = _greet(turns, connection, start)
+    start, memory = ranks.share((start, memory))
     assert start is not None
+    assert memory is not None
+    _map(turns, memory, ranks.share_descriptors(descriptors))
     turns.start, turns.device = start, resolve_device(start.device)
     if unused := unused_gpu(start.device, torch.version.cuda or "", is_available=torch.cuda.is_available()):
         turns.warn("gpu_not_used", *unused)
     turns.data.begin(start)
     if start.threads:
         torch.set_num_threads(start.threads)
-    if restore:
-        turns.restore(turns.rank_states.load(Path(restore)), Path(restore))
+    if memory.restore:
+        turns.restore(turns.rank_states.load(Path(memory.restore)), Path(memory.restore))
     if connection is not None:
         connection.send(Ready())
 
 
-def _greet(turns: Turns, connection: DaemonConnection, start: Start) -> str:
-    """Exchange descriptions and memory; returns the file of the saved state, or none."""
+def _greet(turns: Turns, connection: DaemonConnection, start: Start) -> tuple[Memory, tuple[int, ...]]:
+    """Describe the model; returns what the daemon says of the memory, and its descriptors."""
     refuse_ranks(start, turns.ranks.count)
     vector = turns.model_vector
     hello = TrainerHello(
@@ -56,7 +59,12 @@ def _greet(turns: Turns, connection: DaemonConnection, start: Start) -> str:
         frozen=vector.frozen,
     )
     connection.send(Hello(hello))
-    memory, descriptors = connection.receive_memory()
+    return connection.receive_memory()
+
+
+def _map(turns: Turns, memory: Memory, descriptors: tuple[int, ...]) -> None:
+    """On all ranks: map the memory, and fill the vector with the model's initial values where that is asked for."""
+    vector = turns.model_vector
     shared, delta, *leaders = map_vectors(descriptors, memory.total)
     turns.entry.use(shared, delta)
     turns.devices.follow(tuple(leaders))
@@ -66,7 +74,7 @@ def _greet(turns: Turns, connection: DaemonConnection, start: Start) -> str:
     if memory.initialise:
         with turns.loads.exchanging():
             vector.read(shared)
-    return memory.restore
+        turns.ranks.gather_numbers(0.0)  # all have written
 
 
 def refuse_ranks(start: Start, ranks: int) -> None:

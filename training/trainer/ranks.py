@@ -1,15 +1,20 @@
 """Coordinates the processes that train one replica (torchrun with DistributedDataParallel); rank 0 is connected.
 
 Every rank calls `swarm.step` equally often. At the end of a turn rank 0 reports and waits for the daemon, and then
-broadcasts the next turn and the weights. With a single process all of this does nothing.
+broadcasts the next turn. All map the vectors that the daemon shares, so they are processes of one host. With a single
+process all of this does nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import socket
+import tempfile
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,8 +23,7 @@ import torch.distributed
 from torch import Tensor
 from torch.amp import GradScaler
 
-from p2pnode.training.trainer.connection import DaemonGone
-from p2pnode.training.trainer.model.vector import ModelVector
+from p2pnode.training.trainer.connection import MAX_DESCRIPTORS, DaemonGone
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
 #: Of so many parameters, spread over the model, so many values are compared.
@@ -119,21 +123,6 @@ class Ranks:
             if values[0] == Signal.LOST:
                 raise DaemonGone
 
-    def share_weights(self, vector: ModelVector) -> None:
-        """On all ranks: load the base of rank 0."""
-        if self.count > 1:
-            shared = self.share_tensor(vector.base)
-            if not self.is_first:
-                vector.base.copy_(shared)
-                vector.load_base()
-
-    def share_tensor(self, tensor: Tensor) -> Tensor:
-        """On all ranks: the values of rank 0, in a tensor like theirs, on the device of the process group."""
-        if self.count > 1:
-            tensor = tensor.to(self._device)
-            torch.distributed.broadcast(tensor, src=0)
-        return tensor
-
     def share(self, settings: Shared) -> Shared:
         """On all ranks: what rank 0 has."""
         if self.count == 1:
@@ -165,6 +154,34 @@ class Ranks:
                     fatal=True,
                 )
 
+    def share_descriptors(self, descriptors: Sequence[int]) -> tuple[int, ...]:
+        """On all ranks: descriptors of the open files of rank 0. Raises `TrainerFailed` on all where one of them is on
+        another host."""
+        if self.count == 1:
+            return tuple(descriptors)
+        with contextlib.ExitStack() as opened:
+            own = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            path = ""
+            if self.is_first:
+                path = f"{opened.enter_context(tempfile.TemporaryDirectory(prefix='p2pnode-'))}/ranks"
+                own.bind(path)
+                own.listen(self.count)
+            path = self.share(path)
+            elsewhere = [rank for rank, here in enumerate(self.gather(Path(path).exists())) if not here]
+            if elsewhere:
+                raise TrainerFailed(
+                    f"rank {elsewhere[0]} runs on another host than rank 0, and the ranks of a node share memory",
+                    "start one node per host, each with the processes of that host",
+                    fatal=True,
+                )
+            if not self.is_first:
+                own.connect(path)
+                return tuple(socket.recv_fds(own, 1, MAX_DESCRIPTORS)[1])
+            for _ in range(1, self.count):
+                with own.accept()[0] as other:
+                    socket.send_fds(other, [b"1"], descriptors)
+            return tuple(descriptors)
+
     def combine(self, means: dict[str, float], samples: int, statement: Sequence[float] = ()) -> Combined:
         """Mean loss, mean metrics and total samples of the turn over all ranks, which give the same names, and what
         each rank has stated, in as many numbers."""
@@ -184,6 +201,10 @@ class Ranks:
         torch.distributed.all_gather(found, mine)
         return [[float(value) for value in row] for row in torch.stack(found).cpu()]
 
+    def gather_numbers(self, number: float) -> list[float]:
+        """On all ranks: what each of them gives, by rank. No rank returns before all have called it."""
+        return [row[0] for row in self._gather_numbers([number])]
+
     def share_number(self, number: int) -> int:
         """On all ranks: the number that rank 0 gives, by one small collective."""
         return int(self._exchange([float(number)])[0])
@@ -202,11 +223,13 @@ class RankAgreement:
 
     Every rank gives, at the end of a turn, its optimiser steps, the scaler's scale, the learning rate, and by how much
     a few of its weights have moved. Rank 0 compares. Ranks under DistributedDataParallel are equal to the bit, or to
-    the rounding of unlike devices. `tensors` are those that are exchanged; none for a rank that is alone, which says
-    nothing.
+    the rounding of unlike devices. `tensors` are those that are exchanged and whole on each rank; None for a rank that
+    is alone, which says nothing.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor] | None) -> None:
+        self._is_alone = tensors is None
+        tensors = tensors or []
         alike = [tensor for tensor in tensors if tensor.device == tensors[0].device]
         chosen = [alike[i * len(alike) // TENSORS] for i in range(TENSORS)] if alike else []
         steps = [max(1, tensor.numel() // VALUES) for tensor in chosen]
@@ -215,7 +238,7 @@ class RankAgreement:
 
     def begin(self) -> None:
         """A turn begins, with the weights that are in the model now."""
-        if self._chosen:
+        if not self._is_alone:
             self._begun = self._look()
 
     def statement(self, steps: int, scaler: GradScaler | None, rate: float) -> list[float]:
@@ -228,7 +251,8 @@ class RankAgreement:
 
     @torch.no_grad()
     def _look(self) -> Tensor:
-        return torch.cat([tensor.reshape(-1)[places] for tensor, places in self._chosen]).float()
+        parts = [tensor.reshape(-1)[places].float() for tensor, places in self._chosen]
+        return torch.cat(parts) if parts else torch.zeros(0)
 
 
 def difference(statements: Sequence[Sequence[float]]) -> str:

@@ -78,8 +78,8 @@ class Turns:
         self.task, self.version, self.evaluate = task, version, evaluate
         self._is_done = self._has_loaded = False
         self.rank_states = RankStates(ranks, connection.send if connection is not None else None, warnings)
-        vector = self.model_vector = ModelVector(model, include_frozen=include_frozen)
-        self._agreement = RankAgreement(vector.parameters if ranks.count > 1 else [])
+        vector = self.model_vector = ModelVector(model, include_frozen=include_frozen, is_first=ranks.is_first)
+        self._agreement = RankAgreement(vector.replicated if ranks.count > 1 else None)
         has_own_copies = given.on_load is not None
         self._contract = ModelContract(model, vector, given.optimizers, warnings, own_copies=has_own_copies)
         self.describer = ModelDescriber(model, vector, warnings)
@@ -213,9 +213,7 @@ class Turns:
         turn = self._lead() if self.ranks.is_first else self.ranks.follow(self._save, self.apply)
         if turn is None or not self._has_loaded or self.devices.order.asks:
             with self.loads.load(ends=turn is None):
-                if self.ranks.is_first:
-                    self.devices.load(self.entry.vector, self.entry.delta)
-                self.ranks.share_weights(self.model_vector)
+                self.devices.load(self.entry.vector, self.entry.delta)
         self._count.loaded()
         if turn is None:
             self._is_done = True

@@ -4,11 +4,14 @@ The vector holds the trainable parameters, tied ones once, sorted by name withou
 persistent floating-point buffers. Frozen parameters, buffers with values that are not finite (masks), and tables of
 integers are left out and covered by a digest; counters stay local (`training.trainer.model.unshared_tensors`). The base
 of a delta is rounded to the model's own dtype, so that rounding is never pushed.
+
+Of several ranks each maps the whole vector, and reads and writes its own parts (`training.trainer.model.local_part`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -17,7 +20,8 @@ from torch import Tensor, nn
 
 from p2pnode.training.files.model_file import digest_head
 from p2pnode.training.layout import Layout, LayoutEntry
-from p2pnode.training.shards.delta_range import is_delta_in_range, is_length_in_range
+from p2pnode.training.shards.robust import norm_of
+from p2pnode.training.trainer.model.local_part import LocalPart, is_distributed, local_of, reshards, whole_of
 from p2pnode.training.trainer.model.unshared_tensors import UnsharedTensors, is_averaged, is_finite
 from p2pnode.training.trainer_link.interface import TrainerFailed, Vector
 
@@ -58,9 +62,14 @@ class ModelVector:
     in the vector too, so that they may be unfrozen at any step.
     """
 
-    def __init__(self, model: nn.Module, *, include_frozen: bool = False, chunk: int = CHUNK) -> None:
-        """`chunk`: values that pass between host and device at a time."""
+    def __init__(
+        self, model: nn.Module, *, include_frozen: bool = False, is_first: bool = True, chunk: int = CHUNK
+    ) -> None:
+        """`is_first`: whether this rank writes what all ranks hold. `chunk`: values that pass between host and device
+        at a time. All ranks have to call this."""
         _refuse_sharded(model)
+        self._reshards = reshards(model)
+        self.reshard()
         parameters, frozen = _parameters(model, include_frozen=include_frozen)
         if not parameters:
             raise TrainerFailed(
@@ -75,6 +84,7 @@ class ModelVector:
         named = [("parameter", item) for item in sorted(parameters.items())]
         named += [("buffer", item) for item in sorted(buffers.items())]
         self.layout = _layout(named)
+        self._parts = [LocalPart.of(name, tensor, writes_plain=is_first) for _, (name, tensor) in named]
         #: What training is not to change, by canonical name: frozen parameters, masks, tables of integers.
         self.fixed = frozen | constant
         self.frozen_digest = tensors_digest(sorted(self.fixed.items()))
@@ -83,20 +93,27 @@ class ModelVector:
         self.frozen = self.unshared.fingerprints
         self._tensors = [tensor for _, (_, tensor) in named]
         self._chunk = chunk
+        tensors = self.tensors
         #: Where the first of the tensors is.
-        self.device = self._tensors[0].device
+        self.device = tensors[0].device
         #: Whether all of them are in the host's memory.
-        self.is_on_host = all(tensor.device.type == "cpu" for tensor in self._tensors)
+        self.is_on_host = all(tensor.device.type == "cpu" for tensor in tensors)
         # Beside tensors of half the size, or of several devices, it would fill a device: it passes by in chunks.
-        fits = all(tensor.dtype in EXACT and tensor.device == self.device for tensor in self._tensors)
+        fits = all(tensor.dtype in EXACT and tensor.device == self.device for tensor in tensors)
         base_device = self.device if fits else torch.device("cpu")
-        self._base = torch.zeros(self.layout.total, dtype=torch.float32, device=base_device)
+        size = sum(tensor.numel() for tensor in tensors)
+        self._base = torch.zeros(size, dtype=torch.float32, device=base_device)
         # A delta that is kept on the device; allocated by the first `keep_delta`.
         self._kept: Tensor | None = None
         # What the base has and the shared value lacks, `float32[total]`.
         self._ahead: Tensor | None = None
         #: The same of an earlier delta, which the shared value that entered last lacked. On the CPU.
         self._lacking: Tensor | None = None
+
+    def reshard(self) -> None:
+        """Let the modules of `fully_shard` hold their sharded parameters."""
+        for reshard in self._reshards:
+            reshard()
 
     def follow_buffers(self, model: nn.Module) -> list[str]:
         """Take the tensors that the buffers are now: a module may assign a new one. Returns the names of persistent
@@ -120,26 +137,32 @@ class ModelVector:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The model's tensors in the vector's order."""
-        return list(self._tensors)
+        """What this rank holds of the model's tensors, in the vector's order."""
+        return [local_of(tensor) for tensor in self._tensors]
 
     @property
-    def parameters(self) -> list[Tensor]:
-        """Those of them that are no buffers."""
+    def replicated(self) -> list[Tensor]:
+        """The parameters that all ranks hold."""
         return [
             tensor
             for entry, tensor in zip(self.layout.entries, self._tensors, strict=True)
-            if entry.kind == "parameter"
+            if entry.kind == "parameter" and not is_distributed(tensor)
         ]
 
     def named_tensors(self) -> list[tuple[str, Tensor]]:
         """The model's tensors that the vector holds, each with the name of its entry."""
         return [(entry.name, tensor) for entry, tensor in zip(self.layout.entries, self._tensors, strict=True)]
 
-    def _pieces(self) -> Iterator[tuple[Tensor, slice]]:
-        """The tensors, the large ones in parts, each with its place in the vector."""
-        for tensor, entry in zip(self._tensors, self.layout.entries, strict=True):
-            yield from _pieces_of(tensor, entry.offset, self._chunk)
+    def _pieces(self, *vectors: Tensor, writes: bool = False) -> Iterator[tuple[Tensor, ...]]:
+        """What this rank holds of the tensors, each with its base, and its place in each of these vectors,
+        `[total]`; the large ones in pieces. With `writes` only what this rank writes."""
+        first = 0
+        for tensor, entry, part in zip(self.tensors, self.layout.entries, self._parts, strict=True):
+            base = self._base[first : first + tensor.numel()].view(tensor.shape)
+            first += tensor.numel()
+            if part.writes or not writes:
+                places = [_place(vector, entry, part) for vector in vectors]
+                yield from _pieces_of((tensor, base, *places), self._chunk)
 
     def _finish(self) -> None:
         """Wait for copies to and from the host's memory."""
@@ -151,8 +174,8 @@ class ModelVector:
         """`float32[total]` in parts like the tensors, each on the device of its tensor."""
         flat = torch.from_numpy(vector)
         return [
-            flat[entry.offset : entry.offset + entry.size].view(entry.shape).to(tensor.device)
-            for tensor, entry in zip(self._tensors, self.layout.entries, strict=True)
+            _place(flat, entry, part).to(tensor.device)
+            for tensor, entry, part in zip(self.tensors, self.layout.entries, self._parts, strict=True)
         ]
 
     def on_host(self) -> list[Tensor]:
@@ -162,45 +185,43 @@ class ModelVector:
     @torch.no_grad()
     def read(self, into: Vector) -> None:
         """Write the model's values into `into`, `float32[total]`."""
-        shared = torch.from_numpy(into)
-        for tensor, place in self._pieces():
-            shared[place].view(tensor.shape).copy_(tensor, non_blocking=True)
+        for tensor, _, place in self._pieces(torch.from_numpy(into), writes=True):
+            place.copy_(tensor, non_blocking=True)
         self._finish()
 
     @torch.no_grad()
     def load(self, vector: Vector) -> None:
         """Load `vector`, `float32[total]`, into the model: it is the base, as rounded to the model's own types."""
         self._ahead = self._lacking = None
-        self._base.copy_(torch.from_numpy(vector), non_blocking=True)
+        for _, base, place in self._pieces(torch.from_numpy(vector)):
+            base.copy_(place, non_blocking=True)
         self.load_base()
 
     @torch.no_grad()
     def load_base(self) -> None:
         """Load the base into the model: there is no progress then."""
-        for tensor, place in self._pieces():
-            base = self._base[place].view(tensor.shape)
+        self.reshard()
+        for tensor, base in self._pieces():
             tensor.copy_(base, non_blocking=True)
             if tensor.dtype not in EXACT:
                 base.copy_(tensor, non_blocking=True)
         self._finish()
 
     @torch.no_grad()
-    def cut(self, into: Vector) -> bool:
-        """Write the progress into `into`, `float32[total]`, and change nothing. Returns whether an owner may add it:
-        it is finite, and of a length that training has."""
-        shared = torch.from_numpy(into)
-        lengths: list[Tensor] = []
-        for tensor, place in self._pieces():
-            base, part = self._base[place].view(tensor.shape), shared[place].view(tensor.shape)
+    def cut(self, into: Vector) -> float:
+        """Write the progress into `into`, `float32[total]`, and change nothing. Returns the length of what this rank
+        has written, which is not finite where a value is not."""
+        lengths: list[float | Tensor] = []
+        for tensor, base, place in self._pieces(torch.from_numpy(into), writes=True):
             if self.is_on_host and tensor.dtype == torch.float32:
-                torch.sub(tensor, base, out=part)
+                torch.sub(tensor, base, out=place)
+                lengths.append(norm_of(place.reshape(-1).numpy()))
                 continue
             found = torch.sub(tensor.to(torch.float32), _near(base, tensor))
-            part.copy_(found, non_blocking=True)
-            if not self.is_on_host:  # read where it is, and not once more by the CPU
-                lengths.append(torch.linalg.vector_norm(found, dtype=torch.float64))
+            place.copy_(found, non_blocking=True)
+            lengths.append(torch.linalg.vector_norm(found, dtype=torch.float64))
         self._finish()
-        return is_delta_in_range(into) if self.is_on_host else is_length_in_range(map(float, lengths))
+        return math.hypot(*map(float, lengths))
 
     @torch.no_grad()
     def settle(self, sent: Tensor) -> None:
@@ -216,21 +237,28 @@ class ModelVector:
         self._ahead = None
 
     def _move_base(self, by: Tensor, sign: int) -> None:
-        for first in range(0, self.layout.total, self._chunk):
-            base = self._base[first : first + self._chunk]
-            base.add_(_near(by[first : first + self._chunk], base), alpha=sign)
+        for _, base, place in self._pieces(by):
+            base.add_(_near(place, base), alpha=sign)
         self._finish()
 
     @torch.no_grad()
-    def enter(self, target: Tensor, lacking: Tensor | None = None) -> None:
-        """Move base and model to where the base is `target`, `float32[total]`. `lacking`: what in it is a delta of this
-        node that the shared value lacks, on the CPU; it must not change before the next `enter`.
+    def enter(self, vector: Tensor, lacking: Tensor | None = None, held: Tensor | None = None) -> None:
+        """Move base and model to where the base is `vector`, `float32[total]`, plus `lacking`: a delta of this node,
+        where the shared value lacks it, on the CPU, and zero elsewhere; it must not change before the next `enter`.
+        Where `held`, `bool[total]`, is true the base stays.
 
         What rounding takes from the move in a model of half precision stays out of the progress: pushed, it would pull
         the shared values to the few that the type has."""
+        self.reshard()
         self._ahead, self._lacking = None, lacking
-        for tensor, place in self._pieces():
-            base, value = self._base[place].view(tensor.shape), _near(target[place].view(tensor.shape), tensor)
+        given = [one for one in (lacking, held) if one is not None]
+        for tensor, base, shared, *places in self._pieces(vector, *given):
+            value = _near(shared, tensor)
+            if lacking is not None:
+                own = _near(places[0], tensor)
+                value = torch.where(own == 0, value, value + own)
+            if held is not None:
+                value = torch.where(_near(places[-1], tensor), _near(base, tensor), value)
             if tensor.dtype == torch.float32 and tensor.device == base.device:
                 torch.sub(tensor, base, out=base)  # the progress; without a copy of a large model
                 torch.add(base, value, out=tensor)
@@ -246,11 +274,12 @@ class ModelVector:
     def load_shared(self) -> None:
         """Load the shared value that this node knows: the base without what that value lacks, to the rounding of one
         addition or two."""
-        for tensor, place in self._pieces():
-            value = _near(self._base[place], tensor)
-            for part in (self._ahead, self._lacking):
-                value = value if part is None else torch.sub(value, _near(part[place], tensor))
-            tensor.copy_(value.view(tensor.shape))
+        self.reshard()
+        for tensor, base, *parts in self._pieces(*(one for one in (self._ahead, self._lacking) if one is not None)):
+            value = _near(base, tensor)
+            for part in parts:
+                value = torch.sub(value, _near(part, tensor))
+            tensor.copy_(value)
 
     @property
     def is_ahead(self) -> bool:
@@ -274,9 +303,8 @@ class ModelVector:
         """As `cut`, but on the model's device, in `kept`; whether all values are finite."""
         if self._kept is None:
             self._kept = torch.empty(self.layout.total, dtype=torch.float32, device=self.device)
-        for tensor, place in self._pieces():
-            base = _near(self._base[place].view(tensor.shape), tensor)
-            self._kept[place].view(tensor.shape).copy_(torch.sub(tensor.to(torch.float32), base))
+        for tensor, base, place in self._pieces(self._kept):
+            place.copy_(torch.sub(tensor.to(torch.float32), _near(base, tensor)))
         return bool(torch.isfinite(self._kept).all())
 
     @property
@@ -294,33 +322,39 @@ class ModelVector:
     @torch.no_grad()
     def keep(self) -> list[Tensor]:
         """A copy of the model's values, for `put_back`."""
-        return [tensor.clone() for tensor in self._tensors]
+        return [tensor.clone() for tensor in self.tensors]
 
     @torch.no_grad()
     def put_back(self, kept: list[Tensor]) -> None:
         """Give the model the values that `keep` returned."""
-        for tensor, value in zip(self._tensors, kept, strict=True):
+        self.reshard()
+        for tensor, value in zip(self.tensors, kept, strict=True):
             tensor.copy_(value)
 
     @property
     def base(self) -> Tensor:
-        """The base, `float32[total]`, which rank 0 broadcasts."""
+        """The base of what this rank holds, `float32[n]`."""
         return self._base
 
 
-def _pieces_of(tensor: Tensor, offset: int, chunk: int) -> Iterator[tuple[Tensor, slice]]:
-    """A tensor in parts of at most `chunk` values, each with its place after `offset`."""
-    if tensor.numel() <= chunk:
-        yield tensor, slice(offset, offset + tensor.numel())
+def _place(vector: Tensor, entry: LayoutEntry, part: LocalPart) -> Tensor:
+    """Where a part is in `[total]`."""
+    return vector[entry.offset : entry.offset + entry.size].view(entry.shape)[part.box]
+
+
+def _pieces_of(alike: tuple[Tensor, ...], chunk: int) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of one shape in pieces of at most `chunk` values."""
+    count, shape = alike[0].numel(), alike[0].shape
+    if count <= chunk:
+        yield alike
         return
-    row = tensor.numel() // tensor.shape[0]
-    rows = max(1, chunk // row)
-    for first in range(0, tensor.shape[0], rows):
-        part, place = tensor.narrow(0, first, min(rows, tensor.shape[0] - first)), offset + first * row
-        if row > chunk:
-            yield from _pieces_of(part[0], place, chunk)
+    rows = max(1, chunk * shape[0] // count)
+    for first in range(0, shape[0], rows):
+        pieces = tuple(one[first : first + rows] for one in alike)
+        if pieces[0].numel() > chunk:  # a row is too long
+            yield from _pieces_of(tuple(piece[0] for piece in pieces), chunk)
         else:
-            yield part, slice(place, place + part.numel())
+            yield pieces
 
 
 def _near(part: Tensor, tensor: Tensor) -> Tensor:
@@ -330,12 +364,13 @@ def _near(part: Tensor, tensor: Tensor) -> Tensor:
 
 def storage_key(tensor: Tensor) -> tuple[object, ...]:
     """Equal for two tensors that are the same values in the same memory, as tied ones are."""
+    local = local_of(tensor)
     return (
-        str(tensor.device),
-        tensor.untyped_storage().data_ptr(),
-        tensor.storage_offset(),
+        str(local.device),
+        local.untyped_storage().data_ptr() or id(tensor),  # an empty part has no memory
+        local.storage_offset(),
         tuple(tensor.shape),
-        tensor.stride(),
+        local.stride(),
     )
 
 
@@ -417,24 +452,32 @@ def dtype_name(tensor: Tensor) -> str:
 
 
 def tensors_digest(named: list[tuple[str, Tensor]]) -> str:
-    """Hex SHA-256 over names, types, shapes and bytes."""
+    """Hex SHA-256 over names, types, shapes and bytes. All ranks have to call it."""
     digest = hashlib.sha256()
     for name, tensor in named:
         digest.update(digest_head(name, dtype_name(tensor), tuple(tensor.shape)))
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        whole = whole_of(tensor.detach())
+        digest.update(whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def _refuse_sharded(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if type(module).__name__ == "FullyShardedDataParallel":
-            raise _sharded(name or "the model")
+            raise TrainerFailed(
+                f"{name or 'the model'} is wrapped in FullyShardedDataParallel, which keeps parts of no known place",
+                "use fully_shard (FSDP2), which replaces it: docs/frameworks.md",
+                fatal=True,
+            )
 
 
 def _refuse_unusable(name: str, parameter: Tensor) -> None:
-    kinds = {kind.__name__ for kind in type(parameter).__mro__}
-    if "DTensor" in kinds or "DTensor" in {kind.__name__ for kind in type(parameter.data).__mro__}:
-        raise _sharded(name)
+    if is_distributed(parameter):
+        raise TrainerFailed(
+            f"{name} is sharded over processes (DTensor), and a trainer needs the whole model",
+            "use DistributedDataParallel, or one p2pnode node per device",
+            fatal=True,
+        )
     if hasattr(parameter, "ds_id"):
         raise TrainerFailed(
             f"the parameter {name} is partitioned by DeepSpeed (ZeRO-3), and a node needs the whole model",
@@ -453,11 +496,3 @@ def _refuse_unusable(name: str, parameter: Tensor) -> None:
             "keep it as a real, dense parameter, or freeze it",
             fatal=True,
         )
-
-
-def _sharded(name: str) -> TrainerFailed:
-    return TrainerFailed(
-        f"{name} is sharded over processes (FSDP or DTensor), and a trainer needs the whole model",
-        "use DistributedDataParallel, or one p2pnode node per device",
-        fatal=True,
-    )

@@ -24,7 +24,7 @@ from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.script_arguments import ScriptArguments
 from p2pnode.training.trainer.turns import Turns
 from p2pnode.training.trainer_link import messages
-from p2pnode.training.trainer_link.interface import StepOrder, Vector
+from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed, Vector
 from p2pnode.training.trainer_link.shared_memory import SharedVectors
 from tests.process.harness.trainer_world import wait_until
 
@@ -53,16 +53,6 @@ class Paired(Ranks):
 
     def _exchange(self, values: list[float]) -> list[float]:
         return list(self._first(("numbers", len(values)), values))
-
-    def share_weights(self, vector: ModelVector) -> None:
-        found = self._first("weights", vector.base.clone())
-        if not self.is_first:
-            vector.base.copy_(found)
-            vector.load_base()
-
-    def share_tensor(self, tensor: Tensor) -> Tensor:
-        found: Tensor = self._first(("tensor", tensor.numel()), tensor.clone())
-        return found
 
     def share(self, settings: Any) -> Any:
         return self._first("object", settings)
@@ -344,3 +334,30 @@ def test_a_script_that_waits_for_data_hands_over_what_has_added_up() -> None:
     first, second = node.end()
     assert np.array_equal(first, second)
     assert not np.allclose(node.vector, began, atol=1e-3)
+
+
+class Elsewhere(Paired):
+    """A rank that cannot see the files of the other one's host."""
+
+    def share(self, settings: Any) -> Any:
+        found = super().share(settings)
+        return found if self.is_first else f"{found}/elsewhere"
+
+
+def test_ranks_on_two_hosts_are_refused_on_all_of_them() -> None:
+    """They share memory with the daemon; none of them waits for the other."""
+    link: Link = (queue.Queue(), queue.Queue())
+    reasons: list[str] = []
+
+    def join_as(rank: int) -> None:
+        with pytest.raises(TrainerFailed) as failure:
+            Elsewhere(rank, link).share_descriptors([0] if rank == 0 else [])
+        reasons.append(failure.value.reason)
+
+    threads = [threading.Thread(target=join_as, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert reasons == ["rank 1 runs on another host than rank 0, and the ranks of a node share memory"] * 2

@@ -103,7 +103,7 @@ def test_a_model_of_one_value_and_one_that_has_not_moved_agree() -> None:
 
 def test_a_rank_that_is_alone_says_nothing() -> None:
     """It costs it nothing, either."""
-    agreement = RankAgreement([])
+    agreement = RankAgreement(None)
     agreement.begin()
 
     assert agreement.statement(2, scaler(1.0), 0.1) == []
