@@ -78,6 +78,8 @@ class Progress:
     stalled: bool = False
     goal_streak: int = 0
     trainer_failures: int = 0
+    #: Why the trainer failed last, and what to do; None when it has completed a turn since.
+    trainer_failure: tuple[str, str] | None = None
     finishing: Finishing | None = None
     steps: deque[StepRow] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
     #: What was refused of the deltas of the last steps, in shards by reason; the last one is the newest.

@@ -355,6 +355,7 @@ class StepLoop:
             finally:
                 self.progress.is_training = False
             self._failures.completed_step()
+            self.progress.trainer_failure = None
             if self._crash_loops and not self._not_finite:
                 self._crash_loops = False
                 self.set_stalled(False)
@@ -402,6 +403,7 @@ class StepLoop:
         while True:
             count = self._failures.note(error.cause, self._clock.monotonic())
             self.progress.trainer_failures += 1
+            self.progress.trainer_failure = error.reason, error.hint
             self._log.error("trainer_failed", reason=error.reason, hint=error.hint, failures=count)
             if error.fatal:
                 raise error

@@ -7,6 +7,8 @@ estimate (`TrainerHello.host_bytes`); its model and its activations are not coun
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from p2pnode.errors import ExitCode, UserError
@@ -71,12 +73,19 @@ class Budget(msgspec.Struct, frozen=True):
         return {f"{name}_bytes": getattr(self, name) for name in self.__struct_fields__}
 
 
-def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints: bool = True) -> Budget:
+def budget(
+    values: int,
+    settings: ExchangeSettings,
+    nodes: float,
+    *,
+    checkpoints: bool = True,
+    base_on_device: bool = False,
+) -> Budget:
     """For a vector of `values` float32 whose shards are distributed over `nodes` nodes, this one included.
 
     A shard is its value and, where the codec's deltas have an outer momentum, the momentum. With one
     node, or with `replicas = 0`, there are no backups. `checkpoints`: are any written? With `shards = 0` there are as
-    many as the model asks for.
+    many as the model asks for. `base_on_device`: the trainer has its base in the memory of a GPU.
     """
     vector_bytes = values * _FLOAT32_BYTES
     if not settings.enabled:
@@ -108,7 +117,7 @@ def budget(values: int, settings: ExchangeSettings, nodes: float, *, checkpoints
         published=0 if alone or not follows else round((1.0 + KEPT_PART) * vector_bytes / nodes),
         buffers=0 if alone else _buffers_bytes(values, encoded_bytes),
         checkpoint=copied_bytes if checkpoints else 0,
-        base=vector_bytes,
+        base=0 if base_on_device else vector_bytes,
     )
 
 
@@ -120,6 +129,7 @@ def check_memory(
     log: Log,
     *,
     checkpoints: bool,
+    base_on_device: bool = False,
     trainer_bytes: int = 0,
     others_here: int = 0,
 ) -> None:
@@ -132,7 +142,8 @@ def check_memory(
     if available is None:
         return
     nodes = max(nodes, 1.0 + others_here)
-    needed = budget(values, settings, nodes, checkpoints=checkpoints).to_come + trainer_bytes
+    of = partial(budget, values, settings, checkpoints=checkpoints, base_on_device=base_on_device)
+    needed = of(nodes).to_come + trainer_bytes
     if needed * (1 + others_here) > available:
         others = f", and {others_here} more on this machine as much each" if others_here else ""
         raise UserError(
@@ -143,7 +154,7 @@ def check_memory(
             exit_code=ExitCode.TRAINER,
         )
     # Of all numbers of nodes, one or two need most per node.
-    most = max(budget(values, settings, count, checkpoints=checkpoints).to_come for count in (1, 2)) + trainer_bytes
+    most = max(of(count).to_come for count in (1, 2)) + trainer_bytes
     if most * (1 + others_here) > available:
         log.warning(
             "memory_tight",

@@ -84,6 +84,7 @@ class Node:
         self.manifest: Manifest | None = None
         #: What the trainer will take besides its model, as it has estimated.
         self.trainer_bytes: int | None = None
+        self._device_bytes = 0
         self.phase: State = "joining"
         self._startup = Startup(*parts, self._directory)
         self.engine = EngineRun(*parts)
@@ -154,7 +155,13 @@ class Node:
             return None
         values, nodes = self.manifest.layout.total, self.overlay.population().estimate
         has_checkpoints = self.config.training.checkpoint_s > 0.0
-        return budget(values, self._settings_of(self.manifest), nodes, checkpoints=has_checkpoints)
+        return budget(
+            values,
+            self._settings_of(self.manifest),
+            nodes,
+            checkpoints=has_checkpoints,
+            base_on_device=self._device_bytes > 0,
+        )
 
     def _settings_of(self, manifest: Manifest) -> ExchangeSettings:
         """The settings of the exchange, with the number of shards that the run has."""
@@ -353,7 +360,7 @@ class Node:
             owns = self.engine.check(engine, founder=self.founder)
             await self._startup.restore_values(hello, self.trainer.vector)
         self.manifest = self._startup.propose(hello, settings)
-        self.trainer_bytes = hello.host_bytes
+        self.trainer_bytes, self._device_bytes = hello.host_bytes, hello.device_bytes
         manifest, source = await self._startup.agree(self.manifest)
         self.manifest = manifest
         check_memory(
@@ -363,6 +370,7 @@ class Node:
             max(self.overlay.population().estimate, config.training.min_nodes),
             self.log,
             checkpoints=config.training.checkpoint_s > 0.0,
+            base_on_device=hello.device_bytes > 0,
             trainer_bytes=hello.host_bytes,
             others_here=self._others_about_to_begin(),
         )

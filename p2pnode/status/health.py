@@ -66,6 +66,8 @@ def findings(
         what = f"the trainer makes no progress: silent for longer than training.hang_s = {hang_s:g}, or failing"
         do = "see trainer.log in the state directory; in a long pass call swarm.alive() or use swarm.busy()"
         found.append(error(what, do))
+    if (failure := node.progress.trainer_failure) is not None:
+        found.append(error(f"the trainer has failed: {failure[0]}", failure[1]))
     found += [warning(what, do) for what, do in [*node.trainer.findings, *node.data.warnings()]]
     found += dispatch_findings(dispatch, *node.dispatch.facts())
     found += device_findings(device_status(node.trainer))

@@ -171,7 +171,9 @@ class HostTrainer:
 
     async def _start_first(self, resume: Resume | None) -> TrainerHello:
         hellos, self._restore = await start_all(self._devices, resume)
-        self._hello = hello = joint_hello(self._devices, hellos)
+        self._hello = hello = joint_hello(
+            self._devices, hellos, positions=len(hellos) if self._settings.step == "leader" else 0
+        )
         shared, settings, total = self._devices[0].trainer.vector, self._settings, hello.layout.total
         self.vector = shared.copy()
         self.delta = np.zeros_like(shared)

@@ -17,6 +17,9 @@ from p2pnode.training.trainer_link.interface import (
 )
 
 _FLOAT32_BYTES = 4
+#: `float32[total]` that a node of several trainers has beside what they share: its delta, three of `NodeBase` and three
+#: of its positions (`training.devices.positions`), and one for the result of an operation.
+OWN_VECTORS = 8
 
 
 def device_file(path: str, index: int) -> str:
@@ -62,8 +65,9 @@ async def start_all(devices: Sequence[Device], resume: Resume | None) -> tuple[l
     return hellos, file
 
 
-def joint_hello(devices: Sequence[Device], hellos: Sequence[TrainerHello]) -> TrainerHello:
-    """The trainers as one. Raises `TrainerFailed` where they do not train one model."""
+def joint_hello(devices: Sequence[Device], hellos: Sequence[TrainerHello], *, positions: int = 0) -> TrainerHello:
+    """The trainers as one; the node keeps so many `positions` of them. Raises `TrainerFailed` where they do not train
+    one model."""
     first = hellos[0]
     if first.engine is not None:
         raise TrainerFailed(
@@ -93,7 +97,8 @@ def joint_hello(devices: Sequence[Device], hellos: Sequence[TrainerHello]) -> Tr
         device=",".join(hello.device for hello in hellos),
         evaluates=first.evaluates,
         pid=first.pid,
-        # With the node's own delta.
-        host_bytes=sum(hello.host_bytes for hello in hellos) + _FLOAT32_BYTES * first.layout.total,
+        host_bytes=sum(hello.host_bytes for hello in hellos)
+        + (OWN_VECTORS + positions) * _FLOAT32_BYTES * first.layout.total,
+        device_bytes=sum(hello.device_bytes for hello in hellos),
         frozen=first.frozen,
     )

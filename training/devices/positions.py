@@ -51,10 +51,13 @@ class AveragePositions:
         """The distributed step: what these trainers have trained since their starts. `is_last`: of the swarm's step."""
         parts = [(reports[index], deltas[index]) for index in reports] + self._late
         self._late = []
+        self.is_elsewhere = True
+        if len(parts) == 1:  # a collective has made the mean
+            self._start += parts[0][1]
+            return
         weights = weights_of(dict(enumerate(report for report, _ in parts)))
         weighted_mean(((weights[place], delta) for place, (_, delta) in enumerate(parts)), self._mean)
         self._start += self._mean
-        self.is_elsewhere = True
 
     def late(self, index: int, report: StepReport, delta: Vector) -> None:  # noqa: ARG002
         """What a trainer has trained in an earlier cycle, which went on without it: it counts in the next one."""

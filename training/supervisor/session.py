@@ -23,6 +23,7 @@ from typing import Any, TypeVar, cast
 from p2pnode.overlay.environment import Log
 from p2pnode.overlay.system import ThreadExecutor
 from p2pnode.training.layout import Layout
+from p2pnode.training.supervisor.gpu_errors import explained
 from p2pnode.training.supervisor.launch import Launch
 from p2pnode.training.supervisor.process import OUTPUT_END_S, POLITE_S, OutputLog, TrainerProcess, unexpected_end
 from p2pnode.training.trainer_link import messages
@@ -103,6 +104,8 @@ class TrainerSession:
     failure: TrainerFailed | None = None
     _is_dismissed: bool = False
     _uses_engine: bool = False
+    #: What p2pnode has of the memory of the trainer's GPU.
+    _device_bytes: int = 0
     _turn: int = 0
     _reply: asyncio.Future[messages.FromTrainer] | None = None
     #: The files of orders to save that the trainer writes beside its training, by turn.
@@ -295,7 +298,8 @@ class TrainerSession:
         if self.launch.is_script and self.process.returncode == 0 and not before_hello:
             what = "ended" if self._uses_engine else "returned before the run was over"
             return TrainerLeft(f"the script has {what}")
-        return unexpected_end(self.process, self.output, is_fatal=before_hello or not self._is_proven)
+        ended = unexpected_end(self.process, self.output, is_fatal=before_hello or not self._is_proven)
+        return explained(ended, self.output.last_lines, self._device_bytes)
 
     def _dispatch(self, message: messages.FromTrainer) -> None:
         self.on_message(self, message)
@@ -316,13 +320,16 @@ class TrainerSession:
                     self._reply.set_result(message)
             case messages.Hello() | messages.Ready() | EngineOpened():
                 self._uses_engine = self._uses_engine or isinstance(message, EngineOpened)
+                if isinstance(message, Hello):
+                    self._device_bytes = message.hello.device_bytes
                 self._opening.put_nowait(message)
             case messages.Warned() if message.message:
                 hint = {"hint": message.do} if message.do else {}
                 self.log.warning("trainer_warned", about=message.event, message=message.message, **hint)
             case messages.Failed():
                 fatal = message.fatal or not self._is_proven
-                self.failure = self.failure or TrainerFailed(message.reason, message.hint, fatal=fatal)
+                failed = TrainerFailed(message.reason, message.hint, fatal=fatal)
+                self.failure = self.failure or explained(failed, own_bytes=self._device_bytes)
 
 
 async def _connected(listener: socket.socket, process: TrainerProcess, alone: Path) -> socket.socket | None:

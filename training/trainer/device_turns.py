@@ -12,6 +12,7 @@ import importlib
 import math
 import os
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -93,6 +94,32 @@ class DeviceMerge:
                 group.abort()
 
 
+class RunAhead:
+    """Lets a script launch one optimiser step while its device takes the one before, and no more: a trainer that only
+    launches would be given the steps of all others. `mark` makes something that the device reaches after all that was
+    launched; None where calls return when all is done."""
+
+    def __init__(self, mark: Callable[[], Any] | None) -> None:
+        self._mark = mark
+        self._before: Any = None
+
+    def wait(self) -> None:
+        """A step was launched: wait until the one before it is done."""
+        if self._mark is not None:
+            before, self._before = self._before, self._mark()
+            if before is not None:
+                before.synchronize()
+
+
+def _marks(device: torch.device) -> Callable[[], Any] | None:
+    def mark() -> Any:
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        return event
+
+    return mark if device.type == "cuda" else None
+
+
 class DeviceTurns:
     """Belongs to one script; does nothing on a rank without a connection and for a single trainer."""
 
@@ -102,6 +129,7 @@ class DeviceTurns:
         self._leaders = LeaderPulls(model_vector, ())
         self._losses: deque[float] = deque(maxlen=0)
         self._merge = DeviceMerge()
+        self._run_ahead = RunAhead(_marks(model_vector.device))
         #: What the group has come to: the mean of the last merge.
         self._mean: Tensor | None = None
         #: The daemon's last; before the first, and on other ranks, one that asks for nothing.
@@ -171,8 +199,9 @@ class DeviceTurns:
         return math.fsum(self._losses) / len(self._losses)
 
     def next_step(self) -> StepAnswer:
-        """Ask. Raises `DaemonGone`."""
+        """Ask, when the device has done all but the last step. Raises `DaemonGone`."""
         assert self._connection is not None
+        self._run_ahead.wait()
         return self._connection.next_step()
 
 

@@ -56,6 +56,7 @@ def _greet(turns: Turns, connection: DaemonConnection, start: Start) -> tuple[Me
         evaluates=turns.evaluate is not None,
         pid=os.getpid(),
         host_bytes=turns.given.host_bytes(),
+        device_bytes=vector.device_bytes,
         frozen=vector.frozen,
     )
     connection.send(Hello(hello))

@@ -37,7 +37,7 @@ class TrainerHello(msgspec.Struct, frozen=True):
     `task` and `task_version` name what is trained. `frozen_digest` covers the tensors that are not in the vector;
     `frozen` has a fingerprint of each by name. `evaluates` is False for a user's own loop. `host_bytes` is the memory
     of this machine that gradients, optimiser and the optimiser's copy for a checkpoint will take from the first step on
-    (`training.trainer.script_arguments`).
+    (`training.trainer.script_arguments`), `device_bytes` that of a GPU which the base of the model takes.
     """
 
     layout: Layout
@@ -48,6 +48,7 @@ class TrainerHello(msgspec.Struct, frozen=True):
     evaluates: bool
     pid: int
     host_bytes: int = 0
+    device_bytes: int = 0
     frozen: dict[str, str] = {}
     #: A script that uses an engine of named values instead of training a model.
     engine: EngineOpened | None = None

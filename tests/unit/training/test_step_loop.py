@@ -190,6 +190,7 @@ def test_a_failed_trainer_is_restarted_with_backoff_and_the_step_repeated() -> N
         assert bench.trainer.trained == [1, 2]
         assert bench.trainer.restored == ["trainer.state"] * CRASH_LOOP_FAILURES
         assert bench.progress.trainer_failures == CRASH_LOOP_FAILURES
+        assert bench.progress.trainer_failure is None
         assert bench.swarm.activities() == [Activity.TRAINING, Activity.STALLED, Activity.TRAINING]
         # Two halves of a step, pauses of 0.5 and 1 s, and two steps.
         assert bench.clock.monotonic() - began == pytest.approx(1.0 + 1.5 + 2.0, abs=0.1)
@@ -284,6 +285,7 @@ def test_a_restart_that_fails_counts_as_a_failure() -> None:
         with pytest.raises(TrainerFailed, match=r"memory is full.*failed 4 times"):
             await running
         assert bench.progress.trainer_failures == 4
+        assert bench.progress.trainer_failure == ("the device's memory is full", "")
 
     run(scenario())
 

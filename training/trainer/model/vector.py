@@ -178,6 +178,11 @@ class ModelVector:
             for tensor, entry, part in zip(self.tensors, self.layout.entries, self._parts, strict=True)
         ]
 
+    @property
+    def device_bytes(self) -> int:
+        """What the base takes of a device's memory."""
+        return 0 if self._base.device.type == "cpu" else self._base.numel() * self._base.element_size()
+
     def on_host(self) -> list[Tensor]:
         """What it keeps in the host's memory for tensors of other devices."""
         return [self._base] if not self.is_on_host and self._base.device.type == "cpu" else []

@@ -127,14 +127,17 @@ def test_the_memory_check_is_told_of_everything(monkeypatch: pytest.MonkeyPatch)
     start = StubTrainer.start
 
     async def estimating(self: StubTrainer, *args: Any, **more: Any) -> Any:
-        return msgspec.structs.replace(await start(self, *args, **more), host_bytes=77)
+        return msgspec.structs.replace(await start(self, *args, **more), host_bytes=77, device_bytes=5)
 
     monkeypatch.setattr(StubTrainer, "start", estimating)
 
     async def scenario(swarm: Swarm) -> None:
         host = swarm.start("n0", training__min_nodes=3, training__checkpoint_s=5.0)
         await swarm.until(lambda: bool(told), within_s=30, what="memory is checked")
-        assert told == [{"nodes": 3, "checkpoints": True, "trainer_bytes": 77, "others_here": 2}]
+        assert told == [
+            {"nodes": 3, "checkpoints": True, "trainer_bytes": 77, "others_here": 2, "base_on_device": True}
+        ]
         assert host.living.trainer_bytes == 77
+        assert host.living.budget().base == 0
 
     simulate(scenario)

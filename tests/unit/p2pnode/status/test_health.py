@@ -36,6 +36,22 @@ def test_a_peer_of_another_release_is_a_finding_for_information() -> None:
     simulate(scenario)
 
 
+def test_a_failed_trainer_is_a_finding_until_it_trains_again() -> None:
+    """With the reason and what to do, which may be that of a GPU."""
+
+    async def scenario(swarm: Swarm) -> None:
+        host = swarm.start("n0")
+        await swarm.until(lambda: host.living.progress.step >= 2, within_s=30, what="it trains")
+        host.living.progress.trainer_failure = "the GPU has too little memory", "lower the batch size"
+
+        (finding,) = [one for one in report(swarm, host).status().health if one.level == "error"]
+
+        assert finding.what == "the trainer has failed: the GPU has too little memory"
+        assert finding.do == "lower the batch size"
+
+    simulate(scenario)
+
+
 def test_a_stalled_trainer_is_a_finding() -> None:
     """A hung trainer makes the state stalled and an error under `health`."""
 

@@ -111,7 +111,9 @@ def test_the_trainers_as_one() -> None:
     found = devices(Trainer(0), Trainer(1))
     joint = joint_hello(found, [hello(10, layout), hello(11, layout)])
 
-    assert (joint.device, joint.pid, joint.host_bytes) == ("stub:10,stub:11", 10, 200 + 4 * 3)
+    assert (joint.device, joint.pid, joint.host_bytes) == ("stub:10,stub:11", 10, 200 + 8 * 4 * 3)
+    leader = joint_hello(found, [hello(10, layout), hello(11, layout)], positions=2)
+    assert leader.host_bytes == joint.host_bytes + 2 * 4 * 3
     assert [one.pid for one in found] == [10, 11]
     with pytest.raises(TrainerFailed, match="stub:1 built another model than the one on stub:0"):
         joint_hello(found, [hello(10, layout), hello(11)])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2pnode.training.trainer.device_turns import DeviceTurns, LeaderPulls
+from p2pnode.training.trainer.device_turns import DeviceTurns, LeaderPulls, RunAhead
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer_link.interface import StepOrder, Vector
 from p2pnode.training.trainer_link.messages import StepAnswer
@@ -114,3 +114,33 @@ def test_what_a_leader_does_during_a_turn_counts_in_the_next_where_it_is_elsewhe
     pulls.apply()
 
     assert torch.equal(model.weight, before)
+
+
+def test_a_trainer_asks_when_its_device_has_done_all_but_the_last_step() -> None:
+    """One step is launched while the device takes the one before; a third is not asked for."""
+    said: list[str] = []
+
+    class Mark:
+        def __init__(self) -> None:
+            self.name = str(sum("launched" in word for word in said))
+            said.append(f"launched {self.name}")
+
+        def synchronize(self) -> None:
+            said.append(f"waited for {self.name}")
+
+    found, _ = turns()
+    found._run_ahead = RunAhead(Mark)
+    for _ in range(3):
+        found.next_step()
+        said.append("asked")
+
+    assert said == [
+        *("launched 0", "asked"),
+        *("launched 1", "waited for 0", "asked"),
+        *("launched 2", "waited for 1", "asked"),
+    ]
+
+
+def test_a_processor_is_waited_for_by_each_call() -> None:
+    """Its calls return when all is done."""
+    RunAhead(None).wait()
