@@ -18,6 +18,8 @@ TITLES = {
 }
 #: Others are compared by the second at which they have the loss that this one has at this second.
 REFERENCE, AT_S = "torchft", 300
+#: The node that is killed where one is.
+KILLED = 3
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +43,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         parts += [f"text {self.text}"] if self.text != "documentation" else []
         parts += [f"{len(rates)} nodes"] if len(rates) != 4 else []
         parts += [f"steps of {self.step_s:g} s"] if self.step_s != 0.5 else []
-        return ", ".join([*parts, *(["node 3 killed and started again"] if self.kill else [])])
+        return ", ".join([*parts, *([f"node {KILLED} killed and started again"] if self.kill else [])])
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,8 +82,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def longest_pause_s(self) -> float:
         """Of the nodes that were not killed."""
-        pauses = self.pauses_s[:-1] if self.line.kill else self.pauses_s
-        return max(pauses, default=0.0)
+        killed = KILLED if self.line.kill else -1
+        return max((pause for node, pause in enumerate(self.pauses_s) if node != killed), default=0.0)
 
 
 def load(path: Path = RECORDED) -> list[Result]:

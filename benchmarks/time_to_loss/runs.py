@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.record import ROOT, NotMeasured
-from benchmarks.time_to_loss.results import Line, Result
+from benchmarks.time_to_loss.results import KILLED, Line, Result
 from tests.process.harness.lan_world import LanNode, NotPermitted
 from tests.process.harness.line_model import Cable
 from tests.process.harness.wan_check import NotAsClaimed, check
@@ -33,7 +33,6 @@ from tests.process.harness.wan_world import Wan, wan
 READY_S = 240.0
 #: Of the run: when node 3 is killed, and when it is started again.
 KILLED_AT, BACK_AT = 1 / 3, 1 / 2
-KILLED = 3
 NICENESS = -10
 #: Settings of our daemons that are not defaults. Ten optimiser steps of half a second are a step of five.
 OURS = {"training.local_steps": 10, "swarm.run": "time-to-loss", "log.format": "json"}
@@ -130,6 +129,8 @@ class Nodes:
         self._order, self._world, self._folder = order, world, folder
         self._processes: list[subprocess.Popen[Any]] = []
         self._bootstrap = ""
+        names = [f"{machine.address} node{rank}\n" for rank, machine in enumerate(world.machines)]
+        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(names))
 
     def start(self, rank: int, life: int = 0) -> None:
         """Raises `NotMeasured` where the first node of ours does not listen."""
@@ -148,13 +149,15 @@ class Nodes:
             self._bootstrap = node.address
 
     def run_on(self, rank: int, command: list[str], log: str) -> None:
-        """Start a program on a machine, whose interface gloo must be told, and whose name it asks for."""
+        """Start a program on a machine that has a name of its own, which torchft tells the others."""
         machine = self._world.machines[rank]
-        named = ["unshare", "--uts", "sh", "-c", f'hostname node{rank}; exec "$@"', "sh", *command]
+        names = self._folder / "hosts"
+        named = f'hostname node{rank} && mount --bind {names} /etc/hosts && exec "$@"'
+        command = [*machine.prefix, "unshare", "--uts", "--mount", "sh", "-c", named, "sh", *command]
         with (self._folder / log).open("ab") as output:
             self._began(
                 subprocess.Popen(
-                    [*machine.prefix, *named],
+                    command,
                     cwd=self._folder,
                     env={**_environment(), "GLOO_SOCKET_IFNAME": "wan0", "TMPDIR": str(self._folder)},
                     stdin=subprocess.DEVNULL,
