@@ -61,6 +61,10 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     """What is collected is no garbage: looking through it again and again takes an eighth of the time."""
     gc.disable()
     compiler = compile_the_other_half(session.config)
+    if is_whole(session.config):
+        # They import torch while this process collects, which keeps one core busy.
+        importlib.import_module("tests.process.harness.forked_python")
+        share_fork_servers(session.config)
     try:
         return (yield)
     finally:
@@ -86,12 +90,16 @@ def share_fork_servers(config: pytest.Config) -> None:
         forks.with_daemon()
 
 
+def is_whole(config: pytest.Config) -> bool:
+    """Whether all tests are collected, for workers."""
+    return bool(config.option.workers) and config.args_source is pytest.Config.ArgsSource.TESTPATHS
+
+
 def compile_the_other_half(config: pytest.Config) -> int:
     """In a fresh clone Python compiles all modules: another process begins with the last ones. Returns its id."""
-    is_whole = config.option.workers and config.args_source is pytest.Config.ArgsSource.TESTPATHS
     paths = sorted(Path(__file__).parent.rglob("test_*.py"))
     compiled = (paths[-1].parent / "__pycache__").glob(f"{paths[-1].stem}.*-pytest-*.pyc")
-    if not is_whole or sys.dont_write_bytecode or any(compiled):
+    if not is_whole(config) or sys.dont_write_bytecode or any(compiled):
         return 0
     if pid := os.fork():
         return pid

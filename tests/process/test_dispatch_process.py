@@ -163,7 +163,7 @@ def test_a_script_with_torch_trains_all_passes_and_ends(tmp_path: Path) -> None:
         "dispatch.passes": 2,
     }
     script = [sys.executable, str(ROOT / "examples" / "records.py"), "--make"]
-    node = ProcessNode(tmp_path, "node", settings, script=script)
+    node = ProcessNode(tmp_path, "node", settings, script=script, forks=True, needs_torch=True)
     try:
         until(lambda: node.ended, 90, "the end of the run", [node])
     finally:

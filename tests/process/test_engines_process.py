@@ -163,18 +163,9 @@ def test_the_first_example_of_the_documentation_runs_on_three_nodes_of_one_machi
     script = next(part for part in text.split("```python\n")[1:] if 'engine("p2p")' in part).partition("```")[0]
     (tmp_path / "total.py").write_text(script)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "p2pnode", "run", "--local", "3", "--run", "totals"),
-            *("--set", "exchange.shards=8", "--", sys.executable, "total.py"),
-        ],
-        cwd=tmp_path,
-        env=environment | {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=START_S,
-        check=False,
-    )
+    environment |= {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = ["run", "--local", "3", "--run", "totals", "--set", "exchange.shards=8", "--", sys.executable, "total.py"]
+    done = run_p2pnode(command, cwd=tmp_path, env=environment, timeout=START_S, have_torch=False)
 
     assert done.returncode == 0, done.stderr[-3000:]
     assert sorted(done.stdout.splitlines()) == ["[1] 30", "[2] 30", "[3] 30"]

@@ -264,13 +264,11 @@ if len(count.read_text()) < 7:
     assert run.out.count("before attaching") == 7
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "launcher",
-    [
-        ["-m", "torch.distributed.run", "--nproc-per-node", "2"],
-        *more(["-m", "accelerate.commands.launch", "--cpu"]),
-    ],
+    [["-m", "torch.distributed.run", "--nproc-per-node", "2"], ["-m", "accelerate.commands.launch", "--cpu"]],
     ids=lambda launcher: launcher[1].partition(".")[0],
 )
 def test_the_reason_of_a_script_is_its_exception_behind_a_launcher(

@@ -19,11 +19,11 @@ pytestmark = pytest.mark.timeout(480)
 #: (first seed, histories, nodes): small swarms have more faults per shard, large ones more candidates.
 #: In seed 1091 three sides of a split begin, settle and take back an era. In 90026 a delta comes again as a repair when
 #: its backup may have it with momentum already.
-BLOCKS = [(1000, 12, 8), (1091, 1, 8), (1200, 1, 12), (0, 1, 50), (90026, 1, 50)]
+BLOCKS = [(1000, 12, 8), (1091, 1, 8), (90026, 1, 50)]
 #: Two sides of a split go on, and one gives its shards back.
 WITH_SHARDS_TAKEN_BACK = (1092, 1105)
 #: More of the same.
-MORE = [(1012, 12, 8), (1201, 9, 12)]
+MORE = [(1012, 12, 8), (1200, 10, 12), (0, 1, 50)]
 #: Three tests look at the histories of the first block: in one worker, they are played once.
 FIRST_BLOCK = pytest.mark.worker_group("first histories")
 

@@ -137,7 +137,7 @@ class Bytes:
 STEP_S = 10.0
 
 
-@pytest.mark.parametrize(("nodes", "staggered"), [(2, False), (8, False), (8, True), *more((32, True))])
+@pytest.mark.parametrize(("nodes", "staggered"), [(2, False), (8, True), *more((8, False), (32, True))])
 def test_with_sparse_pushes_and_pulls_as_changes_a_step_sends_a_tenth_and_receives_a_quarter_byte_per_parameter(
     nodes: int, staggered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

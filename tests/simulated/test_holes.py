@@ -215,9 +215,9 @@ def test_a_joiner_names_the_owner_that_it_waits_for_and_the_reason() -> None:
 @pytest.mark.parametrize(
     ("how", "method", "when"),
     [
-        ("silent", "pssp", "before"),
         ("refused", "bsp", "later"),
         *more(
+            ("silent", "pssp", "before"),
             ("clock", "bsp", "before"),
             ("network", "asp", "later"),
         ),

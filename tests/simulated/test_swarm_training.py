@@ -89,7 +89,7 @@ async def settle(swarm: Swarm) -> None:
     await asyncio.sleep(1.0)  # hand-overs under way end within a round trip
 
 
-@pytest.mark.parametrize("method", ["asp", "bsp", "pssp", *more("ssp", "pbsp")])
+@pytest.mark.parametrize("method", ["pssp", *more("asp", "bsp", "ssp", "pbsp")])
 @pytest.mark.promise(1)
 def test_every_delta_is_in_the_model_once(method: str) -> None:
     """Under every barrier the model equals the initial vector plus all deltas, each once."""

@@ -42,8 +42,7 @@ def bare(kind: str, steps: int, **options: Any) -> Vector:
     return np.concatenate([value.detach().numpy().ravel() for _, value in named + buffers])
 
 
-@pytest.mark.parametrize("kind", ["Line", "Adaptive", "Normed", "Halves"])
-@pytest.mark.parametrize("local_steps", [1, 5])
+@pytest.mark.parametrize(("kind", "local_steps"), [("Line", 1), ("Adaptive", 5), ("Normed", 1), ("Halves", 5)])
 def test_one_node_gives_the_weights_of_the_bare_loop(kind: str, local_steps: int) -> None:
     """200 optimiser steps with plain sum agree to 1e-6 with the same torch loop without any of this."""
     node = Node(kind)
