@@ -31,6 +31,9 @@ from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH, has_length
 from p2pnode.training.shards.state import ShardState
 from p2pnode.training.trainer_link.interface import Trainer, TrainerFailed
 
+#: Training is held while the trainer copies its state, for one part in so many at most: else checkpoints are rarer. A
+#: shorter hold than this may be that of a busy machine.
+HELD_PART, SHORT_HOLD_S = 50, 0.2
 #: A leaving node waits this long for a trainer that writes its own state to a slow disk.
 LAST_FILE_S = 60.0
 #: Of float32.
@@ -106,6 +109,8 @@ class CheckpointWriter:
     _writing: asyncio.Task[None] | None = None
     _last: _Checkpoint | None = None
     _work: _Work | None = None
+    #: How long the last checkpoint held the trainer.
+    _held_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._clock = self.environment.clock
@@ -127,7 +132,11 @@ class CheckpointWriter:
         The trainer has just handed over a delta, and copies its own state before it trains on. `counted` waits until
         that delta is in the shared values, which are read then: a restart neither loses nor repeats training."""
         period_s = self.config.training.checkpoint_s
-        if not period_s or self._clock.monotonic() - self._ended_s < period_s:
+        if not period_s:
+            return
+        if self._held_s > SHORT_HOLD_S:
+            period_s = max(period_s, HELD_PART * self._held_s)
+        if self._clock.monotonic() - self._ended_s < period_s:
             return
         if self._writing is None or self._writing.done():
             begun = await self._begin(trainer_s=None)
@@ -235,12 +244,11 @@ class CheckpointWriter:
         keep = self.config.training.keep_checkpoints
         await self._executor.run(checkpoint.finish, self._disk, begun.folder, state, keep)
         ended_s = self._clock.monotonic()
-        held_s = 0.0 if begun.copied_s is None else begun.copied_s - begun.began_s
         self._log.info(
             "checkpoint_written",
             step=state.step,
             seconds=round(ended_s - begun.began_s, 3),
-            held_seconds=round(held_s, 3),
+            held_seconds=round(0.0 if begun.copied_s is None else self._held_s, 3),
         )
 
     async def _write_states(self, folder: str) -> None:
@@ -269,6 +277,7 @@ class CheckpointWriter:
             async with asyncio.timeout(copy_s):
                 written = await self.trainer.save(str(file))
             begun.copied_s = self._clock.monotonic()
+            self._held_s = begun.copied_s - begun.began_s
             await written
         except (TimeoutError, TrainerFailed) as error:
             reason = str(error) or "the trainer is busy"

@@ -32,3 +32,9 @@ def register(memory: Iterable[Tensor], device: torch.device, runtime: Any = None
                 torch.zeros(1, device=device)
             return f"the driver cannot register {size_bytes / 1e6:,.0f} MB of the host's memory (cudaError {code})"
     return ""
+
+
+def unregister(tensor: Tensor, device: torch.device, runtime: Any = None) -> None:
+    """Let the driver forget memory that is about to be freed; nothing where it was not registered."""
+    if device.type == "cuda" and tensor.is_pinned():
+        (runtime or torch.cuda.cudart()).cudaHostUnregister(tensor.data_ptr())  # type: ignore[no-untyped-call]

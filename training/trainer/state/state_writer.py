@@ -1,6 +1,7 @@
 """Saves a trainer's own state without holding up its training: copied between two steps, written by a thread.
 
-The copy takes as much memory as the state, twice the model with Adam. If that is not free, the state is written as it
+The copy takes as much memory as the state, twice the model with Adam; for that of a GPU it is the same memory each time
+(`training.trainer.state.copy_pool`). If that is not free, the state is written as it
 is, and the next step waits for the disk. A state with values that are not finite is not written: a trainer that is
 started again from it would have every delta refused.
 """
@@ -15,11 +16,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from p2pnode.training.trainer.connection import DaemonGone
 from p2pnode.training.trainer.model.unshared_tensors import is_finite
 from p2pnode.training.trainer.state import snapshot
+from p2pnode.training.trainer.state.copy_pool import CopyPool
 from p2pnode.training.trainer.state.snapshot import CannotWrite
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.shared_memory import available_memory_bytes
@@ -38,9 +41,11 @@ class StateWriter:
         self,
         send: Callable[[messages.FromTrainer], None],
         available_bytes: Callable[[], int | None] = available_memory_bytes,
+        pool: CopyPool | None = None,
     ) -> None:
         self._send = send
         self._available_bytes = available_bytes
+        self._pool = CopyPool() if pool is None else pool
 
     def save(
         self, turn: int, path: Path, state: dict[str, Any], size_bytes: int = 0, others: Sequence[Path] = ()
@@ -50,6 +55,13 @@ class StateWriter:
         With several ranks `size_bytes` are those of all states. The file is written when the `others` are there.
         """
         content = snapshot.content_of(state)
+        tensors = [tensor for _, tensor in tensors_of(content)]
+        if self._pool.take(tensors):
+            copied = copy_of(content, self._pool.copy)
+            self._pool.finish(tensors)
+            self._send(messages.Copied(turn))
+            self._begin(turn, path, copied, others, self._pool.release)
+            return
         available = self._available_bytes()
         if available is not None and max(size_bytes, tensor_bytes(content)) > MEMORY_SHARE * available:
             answer = _written(turn, path, content, others)
@@ -61,13 +73,23 @@ class StateWriter:
             return
         copied = copy_of(content)
         self._send(messages.Copied(turn))
-        # Not a daemon thread: a process that ends waits for its file.
-        threading.Thread(target=self._write, args=(turn, path, copied, others), name="p2pnode-state").start()
+        needed = self._pool.needed_bytes(tensors)
+        device = next((tensor.device for tensor in tensors if self._pool.takes(tensor)), torch.device("cpu"))
+        self._begin(turn, path, copied, others, lambda: self._pool.grow(needed, device))
 
-    def _write(self, turn: int, path: Path, content: dict[str, Any], others: Sequence[Path]) -> None:
-        answer = _written(turn, path, content, others)
-        with contextlib.suppress(DaemonGone):
-            self._send(answer)
+    def _begin(
+        self, turn: int, path: Path, content: dict[str, Any], others: Sequence[Path], then: Callable[[], None]
+    ) -> None:
+        def write() -> None:
+            nonlocal content
+            answer = _written(turn, path, content, others)
+            content = {}  # before memory for the next copy is taken
+            then()
+            with contextlib.suppress(DaemonGone):
+                self._send(answer)
+
+        # Not a daemon thread: a process that ends waits for its file.
+        threading.Thread(target=write, name="p2pnode-state").start()
 
 
 def _written(
@@ -100,14 +122,18 @@ def _wait_for(path: Path) -> None:
         time.sleep(POLL_S)
 
 
-def copy_of(value: Any) -> Any:
+def _on_the_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def copy_of(value: Any, copy_tensor: Callable[[Tensor], Tensor] = _on_the_cpu) -> Any:
     """An independent copy, its tensors on the CPU."""
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        return copy_tensor(value)
     if type(value) is dict:
-        return {key: copy_of(item) for key, item in value.items()}
+        return {key: copy_of(item, copy_tensor) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(copy_of(item) for item in value)
+        return type(value)(copy_of(item, copy_tensor) for item in value)
     try:
         return copy.deepcopy(value)
     except Exception:  # an object of the user's own that cannot be copied is saved as it will be

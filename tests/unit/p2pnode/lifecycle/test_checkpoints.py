@@ -157,6 +157,22 @@ def test_a_trainer_that_saves_too_late_leaves_its_earlier_state(tmp_path: Path) 
     in_world(tmp_path, scenario, keep_checkpoints=1)
 
 
+@pytest.mark.parametrize(("copy_s", "period_s"), [(0.1, PERIOD_S), (3.0, 150.0)])
+def test_checkpoints_that_hold_training_are_rarer(tmp_path: Path, copy_s: float, period_s: float) -> None:
+    """A copy of three seconds, as of a large optimiser: every 150 s, and not every ten."""
+
+    async def scenario(world: World) -> None:
+        world.trainer.copy_s = copy_s
+        await world.periodic(1)
+        written = world.clock.monotonic()
+        while world.writer._writing is None or world.writer._writing.done():
+            await asyncio.sleep(1.0)
+            await world.writer.write_if_due()
+        assert world.clock.monotonic() - written == pytest.approx(period_s, abs=1.5)
+
+    in_world(tmp_path, scenario)
+
+
 def test_the_state_that_the_node_started_with_stays_until_there_is_a_newer_one(tmp_path: Path) -> None:
     """A node that leaves before its trainer has saved anything keeps what the checkpoint before had."""
     before = checkpoint.new_folder(FolderDisk(tmp_path), 1) + "/trainer.state"

@@ -13,6 +13,7 @@ from torch import nn
 
 from p2pnode.training.trainer.connection import DaemonGone
 from p2pnode.training.trainer.state import snapshot, state_writer
+from p2pnode.training.trainer.state.copy_pool import CopyPool
 from p2pnode.training.trainer.state.state_writer import StateWriter, not_finite, tensor_bytes
 from p2pnode.training.trainer_link import messages
 
@@ -105,6 +106,83 @@ def test_without_memory_for_a_copy_the_step_waits_for_the_disk(tmp_path: Path) -
 
     assert [type(message) for message in link.sent] == [messages.Copied, messages.Written, messages.Warned]
     assert snapshot.load(tmp_path / "state")["optimizer"]["state"]
+
+
+class Pooled:
+    """A writer whose pool takes tensors of the CPU, and the memory in which the copies were that it has written."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.link, self.places = Link(), []
+        self.may_write = threading.Event()
+        self.may_write.set()
+        self._folder = folder
+        write = snapshot.write
+
+        def noting(path: Path, content: dict[str, Any]) -> None:
+            self.places.append(content["optimizer"]["state"][0]["exp_avg"].data_ptr())
+            assert self.may_write.wait(30)
+            write(path, content)
+
+        monkeypatch.setattr(snapshot, "write", noting)
+        self.writer = StateWriter(self.link.send, pool=CopyPool(lambda tensor: tensor.numel() > 1))
+
+    def save(self, turn: int, optimizer: torch.optim.Optimizer, *, waits: bool = True) -> None:
+        self.writer.save(turn, self._folder / str(turn), state_of(optimizer))
+        if waits:
+            self.wait(turn)
+
+    def wait(self, turn: int) -> None:
+        while messages.Written(turn) not in self.link.wait(len(self.link.sent)):
+            self.link.wait(len(self.link.sent) + 1)
+
+    def saved(self, turn: int) -> dict[str, Any]:
+        found: dict[str, Any] = snapshot.load(self._folder / str(turn))["optimizer"]["state"]
+        return found
+
+
+def test_the_memory_of_a_copy_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second checkpoint on, until the state grows; each file has the values of its own moment, and no more."""
+    pooled = Pooled(tmp_path, monkeypatch)
+    model, optimizer = trained()
+    values = []
+    for turn in (1, 2, 3):
+        pooled.save(turn, optimizer)
+        values.append(optimizer.state_dict()["state"][0]["exp_avg"].clone())
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+    assert pooled.places[0] != pooled.places[1] == pooled.places[2]
+    assert [pooled.saved(turn)[0]["exp_avg"].tolist() for turn in (1, 2, 3)] == [each.tolist() for each in values]
+    assert pooled.saved(3)[0]["exp_avg"].untyped_storage().nbytes() == values[0].untyped_storage().nbytes()
+
+    larger = nn.Linear(400, 2)
+    optimizer.add_param_group({"params": larger.parameters()})
+    larger(torch.ones(1, 400)).sum().backward()
+    optimizer.step()
+    for turn in (4, 5, 6):
+        pooled.save(turn, optimizer)
+    assert len({pooled.places[2], pooled.places[3], pooled.places[4]}) == 3
+    assert pooled.places[4] == pooled.places[5]
+    assert torch.equal(pooled.saved(6)[2]["exp_avg"], optimizer.state_dict()["state"][2]["exp_avg"])
+
+
+def test_memory_that_is_being_written_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last checkpoint of a node may begin before the one before it is in its file."""
+    pooled = Pooled(tmp_path, monkeypatch)
+    model, optimizer = trained()
+    pooled.save(1, optimizer)
+    before = optimizer.state_dict()["state"][0]["exp_avg"].clone()
+    pooled.may_write.clear()
+    pooled.save(2, optimizer, waits=False)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    pooled.save(3, optimizer, waits=False)
+    pooled.may_write.set()
+    for turn in (2, 3):
+        pooled.wait(turn)
+
+    assert torch.equal(pooled.saved(2)[0]["exp_avg"], before)
+    assert not torch.equal(pooled.saved(3)[0]["exp_avg"], before)
 
 
 def test_what_cannot_be_written_is_answered(tmp_path: Path) -> None:
