@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -50,8 +50,8 @@ class Turn(NamedTuple):
 
 class Signal(IntEnum):
     """What rank 0 tells the ranks that wait for the next turn: to wait on, so that their collective does not time out;
-    the turn; the end; that the daemon has ended; to save their state; or to apply what it is about to apply
-    (`training.trainer.model.value_entry`)."""
+    the turn; the end; that the daemon has ended; to save their state; to apply what it is about to apply
+    (`training.trainer.model.value_entry`); or to describe the model with it."""
 
     STILL_WAITING = 0
     TURN = 1
@@ -59,6 +59,7 @@ class Signal(IntEnum):
     LOST = 3
     SAVE = 4
     VALUES = 5
+    DESCRIBE = 6
 
 
 class Combined(NamedTuple):
@@ -107,21 +108,20 @@ class Ranks:
         numbers = [signal, turn.step, turn.local_steps, turn.workers, turn.is_first, turn.node_index]
         self._exchange(list(map(float, numbers)))
 
-    def follow(self, save: Callable[[], None], apply: Callable[[], object]) -> Turn | None:
-        """On the other ranks: wait for the next turn; None is the end. `save` is called where rank 0 saves its state,
-        `apply` where it applies values. Raises `DaemonGone`."""
+    def follow(self, actions: Mapping[Signal, Callable[[], object]]) -> Turn | None:
+        """On the other ranks: wait for the next turn; None is the end. What rank 0 does together with all is done
+        meanwhile. Raises `DaemonGone`."""
         while True:
             values = self._exchange([0.0] * 6)
-            if values[0] == Signal.TURN:
+            signal = Signal(int(values[0]))
+            if signal is Signal.TURN:
                 return Turn(int(values[1]), int(values[2]), values[3], bool(values[4]), int(values[5]))
-            if values[0] == Signal.VALUES:
-                apply()
-            if values[0] == Signal.DONE:
+            if signal is Signal.DONE:
                 return None
-            if values[0] == Signal.SAVE:
-                save()
-            if values[0] == Signal.LOST:
+            if signal is Signal.LOST:
                 raise DaemonGone
+            if signal in actions:
+                actions[signal]()
 
     def share(self, settings: Shared) -> Shared:
         """On all ranks: what rank 0 has."""

@@ -77,14 +77,21 @@ class Turns:
         self.ranks = ranks
         self.task, self.version, self.evaluate = task, version, evaluate
         self._is_done = self._has_loaded = False
-        self.rank_states = RankStates(ranks, connection.send if connection is not None else None, warnings)
         vector = self.model_vector = ModelVector(model, include_frozen=include_frozen, is_first=ranks.is_first)
+        send = connection.send if connection is not None else None
+        self.rank_states = RankStates(ranks, send, warnings, vector.spread)
         self._agreement = RankAgreement(vector.replicated if ranks.count > 1 else None)
         has_own_copies = given.on_load is not None
         self._contract = ModelContract(model, vector, given.optimizers, warnings, own_copies=has_own_copies)
-        self.describer = ModelDescriber(model, vector, warnings)
+        self.describer = ModelDescriber(model, vector, warnings, ranks)
         self.data = SharedData(ranks, connection, warnings)
         self._follow(given)
+        #: What ranks that wait for a turn do together with rank 0.
+        self._together: dict[Signal, Callable[[], object]] = {
+            Signal.SAVE: self._save,
+            Signal.VALUES: self.apply,
+            Signal.DESCRIBE: self._described,
+        }
         self._turn = 0
         self.entry = ValueEntry(vector, ranks)
         self.devices = DeviceTurns(vector, connection)
@@ -210,7 +217,7 @@ class Turns:
     def _take_turn(self) -> None:
         """Rank 0 waits for the daemon's next order. All ranks load the weights of the first one, and those of the
         end."""
-        turn = self._lead() if self.ranks.is_first else self.ranks.follow(self._save, self.apply)
+        turn = self._lead() if self.ranks.is_first else self.ranks.follow(self._together)
         if turn is None or not self._has_loaded or self.devices.order.asks:
             with self.loads.load(ends=turn is None):
                 self.devices.load(self.entry.vector, self.entry.delta)
@@ -273,6 +280,8 @@ class Turns:
                     self.ranks.signal(Signal.SAVE)
                     self._save(turn, path)
                 case messages.Describe(turn, folder, wait):
+                    if self.describer.is_collective:
+                        self.ranks.signal(Signal.DESCRIBE)
                     described = self._described(turn, folder, wait=wait)
                     self.warn.flush(connection.send)
                     connection.send(described)
@@ -292,7 +301,9 @@ class Turns:
         with self.loads.saving():
             self.rank_states.save(turn, path, self.script_state.content(self.samples_seen, self.local_steps))
 
-    def _described(self, turn: int, folder: str, *, wait: bool) -> messages.Described | messages.NotWritten:
+    def _described(
+        self, turn: int = 0, folder: str = "", *, wait: bool = False
+    ) -> messages.Described | messages.NotWritten:
         def alive() -> None:
             assert self.connection is not None
             self.connection.send(messages.TrainerProgress(self.turn_steps))

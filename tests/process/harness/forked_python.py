@@ -111,8 +111,9 @@ def with_torch() -> ForkServer:
 
 @functools.cache
 def with_distributed() -> ForkServer:
-    """The server for trainers of several ranks: DistributedDataParallel imports torch's compiler."""
-    return ForkServer("torch", "torch._dynamo", "numpy", "msgspec", "asyncio", *TRAINER)
+    """The server for trainers of several ranks: DistributedDataParallel and fully_shard import for seconds."""
+    modules = ("torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
+    return ForkServer(*modules, "numpy", "msgspec", "asyncio", *TRAINER)
 
 
 @functools.cache

@@ -89,6 +89,7 @@ class ModelContract:
 
     def check(self) -> None:
         """Raises `TrainerFailed` if the model or its optimisers are not those of the start."""
+        self._vector.reshard()
         contents = list(chain.from_iterable(self._places))
         if not _are_same(contents, self._contents) or list(map(Tensor.data_ptr, self._tensors)) != self._addresses:
             self._compare_model()

@@ -36,7 +36,7 @@ class LocalPart(NamedTuple):
             # A strided shard is a subclass in some versions of torch.
             if type(placement).__name__ not in ("Shard", "Replicate"):
                 raise TrainerFailed(
-                    f"{name} is placed as {placement}, and a node can share replicated tensors and plain shards only",
+                    f"{name} is placed as {placement!r}, and a node can share replicated tensors and plain shards only",
                     "let fully_shard and tensor parallel divide different dimensions of it (shard_placement_fn)"
                     if type(placement).__name__ == "_StridedShard"
                     else "redistribute it as Shard or Replicate before p2pnode.attach()",

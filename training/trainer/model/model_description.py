@@ -2,7 +2,7 @@
 
 So the daemon can write it when this process has ended, and `p2pnode export` from a checkpoint alone. Tensors that
 training never changes are written once, to a file beside the checkpoints, by a thread of their own: a frozen base model
-may have gigabytes.
+may have gigabytes. Where ranks hold parts of them all ranks describe it together, and rank 0 writes a tensor at a time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from p2pnode.training.files.model_file import DTYPES, VECTOR_DTYPES, TensorInfo, file_pieces, fixed_name
+from p2pnode.training.files.model_file import DTYPES, VECTOR_DTYPES, Piece, TensorInfo, file_pieces, fixed_name
 from p2pnode.training.trainer.connection import Warn
+from p2pnode.training.trainer.model.local_part import is_distributed, whole_of
 from p2pnode.training.trainer.model.vector import (
     ModelVector,
     bare_model,
@@ -24,6 +25,7 @@ from p2pnode.training.trainer.model.vector import (
     storage_key,
     tensors_digest,
 )
+from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.state.snapshot import CannotWrite, write_whole
 from p2pnode.training.trainer_link.interface import ModelDescription, TensorSource
 
@@ -48,10 +50,13 @@ NO_TENSOR = "a model's file has plain tensors only; save them in the script"
 class ModelDescriber:
     """Made when the model is built."""
 
-    def __init__(self, model: nn.Module, vector: ModelVector, warn: Warn) -> None:
+    def __init__(self, model: nn.Module, vector: ModelVector, warn: Warn, ranks: Ranks | None = None) -> None:
         self._model = bare_model(model)
         self._vector = vector
         self._warn = warn
+        self._ranks = ranks or Ranks(0, 1, "cpu")
+        #: Whether all ranks have to call `describe`.
+        self.is_collective = any(map(is_distributed, [*vector.fixed.values(), *vector.local_buffers.values()]))
         self._layout_digest = vector.layout.digest()
         self._fixed_digest: dict[tuple[str, ...], str] = {tuple(sorted(vector.fixed)): vector.frozen_digest}
         self._writer: _FixedWriter | None = None
@@ -60,7 +65,7 @@ class ModelDescriber:
     def describe(self, folder: str, *, wait: bool, alive: Callable[[], None] = lambda: None) -> ModelDescription:
         """The model as it is now; the fixed tensors are written to `folder`, if it is named. `alive` is called now and
         then while they are waited for. Raises `CannotWrite`."""
-        changed = self._vector.unshared.changed()
+        changed = self._changed()
         self._warn_once("fixed_tensor_changed", changed, CHANGED, INCLUDE)
         fixed = {name: tensor for name, tensor in self._vector.fixed.items() if name not in changed}
         local: dict[str, Tensor] = {}
@@ -73,11 +78,20 @@ class ModelDescriber:
         sources = [source for source in sources if source.kind != "local" or source.source not in left_out]
         raw = {name: _raw(tensor) for name, tensor in local.items() if name not in left_out}
         digest = self._digest(fixed) if fixed else ""
-        if folder and fixed:
+        if self.is_collective:
+            self._write_together(folder, digest, fixed)
+        elif folder and fixed:
             writer = self._write(Path(folder) / fixed_name(digest), fixed)
             if wait and writer is not None:
                 writer.finish(alive)
         return ModelDescription(self._layout_digest, digest, tuple(sources), raw)
+
+    def _changed(self) -> dict[str, Tensor]:
+        """Fixed tensors that training has changed, in a part of any rank."""
+        names = set(self._vector.unshared.changed())
+        if self.is_collective:
+            names = names.union(*self._ranks.gather(names))
+        return {name: tensor for name, tensor in self._vector.fixed.items() if name in names}
 
     def _sources(
         self, fixed: dict[str, Tensor], changed: dict[str, Tensor], local: dict[str, Tensor]
@@ -125,6 +139,19 @@ class ModelDescriber:
             self._fixed_digest[names] = tensors_digest(sorted(fixed.items()))
         return self._fixed_digest[names]
 
+    def _write_together(self, folder: str, digest: str, fixed: dict[str, Tensor]) -> None:
+        """On all ranks: gather the tensors one by one, and write them on rank 0."""
+        path = Path(folder) / fixed_name(digest)
+        if not self._ranks.share(bool(folder and fixed and not path.exists())):
+            return
+        pieces = _pieces(fixed)
+        try:
+            if self._ranks.is_first:
+                write_whole(path, lambda temporary: _write_file(temporary, pieces))
+        finally:
+            for _ in pieces:  # the other ranks' share in it; on rank 0 what is left after an error
+                pass
+
     def _write(self, path: Path, fixed: dict[str, Tensor]) -> _FixedWriter | None:
         """The writer of that file, begun now or before; None if it is there already."""
         if self._writer is None or self._writer.path != path or self._writer.failed:
@@ -157,17 +184,21 @@ class _FixedWriter:
             raise self._error
 
     def _run(self) -> None:
-        infos = [TensorInfo(name, dtype_name(value), tuple(value.shape)) for name, value in self._tensors.items()]
-
-        def write(path: Path) -> None:
-            with path.open("wb") as file:
-                for piece in file_pieces(infos, lambda info: [_raw(self._tensors[info.name])]):
-                    file.write(piece)
-
         try:
-            write_whole(self.path, write)
+            write_whole(self.path, lambda path: _write_file(path, _pieces(self._tensors)))
         except CannotWrite as error:
             self._error = error
+
+
+def _pieces(tensors: dict[str, Tensor]) -> Iterator[Piece]:
+    infos = [TensorInfo(name, dtype_name(value), tuple(value.shape)) for name, value in tensors.items()]
+    return file_pieces(infos, lambda info: [_raw(tensors[info.name])])
+
+
+def _write_file(path: Path, pieces: Iterator[Piece]) -> None:
+    with path.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
 
 
 def _is_like(value: Tensor, other: Tensor | None) -> bool:
@@ -188,5 +219,5 @@ def _too_large(local: Mapping[str, Tensor]) -> list[str]:
 
 def _raw(tensor: Tensor) -> bytes:
     """A tensor's bytes, in the order of its values."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = whole_of(tensor.detach()).cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

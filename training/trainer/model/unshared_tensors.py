@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from p2pnode.training.trainer.model.local_part import is_distributed, local_of, whole_of
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
 #: Buffers of these types are averaged.
@@ -22,7 +23,8 @@ AVERAGED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class UnsharedTensors:
-    """Belongs to one model. Both mappings are by canonical name; the owner may put other tensors into them.
+    """Belongs to one model; all ranks have to make it. Both mappings are by canonical name; the owner may put other
+    tensors into them.
 
     `fingerprints` name the fixed tensors that two nodes hold differently: type, shape and a checksum.
     """
@@ -30,14 +32,17 @@ class UnsharedTensors:
     def __init__(self, counters: Mapping[str, Tensor], fixed: Mapping[str, Tensor]) -> None:
         self._counters = counters
         self._fixed = fixed
-        self.fingerprints = {name: _fingerprint(tensor) for name, tensor in sorted(fixed.items())}
+        self.fingerprints = {name: _fingerprint(whole_of(tensor)) for name, tensor in sorted(fixed.items())}
+        #: Of what this rank holds of those that are spread over ranks.
+        self._parts = {name: _fingerprint(local_of(tensor)) for name, tensor in fixed.items() if is_distributed(tensor)}
 
     def changed(self) -> dict[str, Tensor]:
-        """The fixed tensors that differ from those that the model was built with."""
-        return {name: tensor for name, tensor in self._fixed.items() if _fingerprint(tensor) != self.fingerprints[name]}
+        """The fixed tensors that differ, in what this rank holds of them, from those that the model was built with."""
+        began = self.fingerprints | self._parts
+        return {name: tensor for name, tensor in self._fixed.items() if _fingerprint(local_of(tensor)) != began[name]}
 
     def own(self) -> dict[str, Tensor]:
-        """What this node has for itself: counters, and fixed tensors that have changed."""
+        """What this rank has for itself: counters, and fixed tensors that have changed."""
         return {**self._counters, **self.changed()}
 
     @torch.no_grad()
@@ -45,10 +50,10 @@ class UnsharedTensors:
         """Give them the values that `own` returned once. Raises `KeyError` for a counter that was not saved, and
         `RuntimeError` for a tensor of another shape."""
         for name, counter in self._counters.items():
-            counter.copy_(saved[name])
+            local_of(counter).copy_(local_of(saved[name]))
         for name, tensor in self._fixed.items():
             if name in saved:
-                tensor.copy_(saved[name])
+                local_of(tensor).copy_(local_of(saved[name]))
 
 
 def is_averaged(name: str, buffer: Tensor) -> bool:

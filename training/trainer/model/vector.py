@@ -141,6 +141,11 @@ class ModelVector:
         return [local_of(tensor) for tensor in self._tensors]
 
     @property
+    def spread(self) -> list[Tensor]:
+        """The model's tensors of which ranks hold parts, shared or fixed."""
+        return list(filter(is_distributed, [*self._tensors, *self.fixed.values()]))
+
+    @property
     def replicated(self) -> list[Tensor]:
         """The parameters that all ranks hold."""
         return [
@@ -477,12 +482,6 @@ def _refuse_sharded(model: nn.Module) -> None:
 
 
 def _refuse_unusable(name: str, parameter: Tensor) -> None:
-    if is_distributed(parameter):
-        raise TrainerFailed(
-            f"{name} is sharded over processes (DTensor), and a trainer needs the whole model",
-            "use DistributedDataParallel, or one p2pnode node per device",
-            fatal=True,
-        )
     if hasattr(parameter, "ds_id"):
         raise TrainerFailed(
             f"the parameter {name} is partitioned by DeepSpeed (ZeRO-3), and a node needs the whole model",

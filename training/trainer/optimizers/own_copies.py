@@ -21,6 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from p2pnode.training.trainer.model.local_part import local_of
+
 #: Values of this many parameters are looked at, and of each so many at most.
 PARAMETERS, VALUES = 4, 256
 
@@ -112,11 +114,12 @@ class _Unit:
         self._awaits_step = self._can_tell = False
 
     def _view(self) -> None:
-        self._addresses = [parameter.data_ptr() for parameter in self._parameters]
-        self._views = [_part(parameter, parameter.detach()) for parameter in self._parameters]
+        held = list(map(local_of, self._parameters))
+        self._addresses = list(map(Tensor.data_ptr, held))
+        self._views = [_part(values, values.detach()) for values in held]
 
     def before_load(self) -> None:
-        if [parameter.data_ptr() for parameter in self._parameters] != self._addresses:
+        if [local_of(parameter).data_ptr() for parameter in self._parameters] != self._addresses:
             self._view()  # the values are in other memory now
             self._loads = 0
         self._can_tell = False
@@ -138,7 +141,9 @@ class _Unit:
         gradients = [parameter.grad for parameter in self._parameters]
         torch.cat(
             [
-                torch.zeros_like(view) if gradient is None or gradient.is_sparse else _part(parameter, gradient)
+                torch.zeros_like(view)
+                if gradient is None or gradient.is_sparse
+                else _part(local_of(parameter), local_of(gradient))
                 for parameter, view, gradient in zip(self._parameters, self._views, gradients, strict=True)
             ],
             out=self._rows[_GRADIENT],

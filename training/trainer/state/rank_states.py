@@ -4,7 +4,7 @@ The file of rank r has `.r` after the name of rank 0's, which is written last: i
 whose state is the same on all ranks, as under DistributedDataParallel, is in the file of rank 0 alone; so is one that
 keeps its state in parts, which are put together (`ZeroRedundancyOptimizer`). A set that is not whole, or of another
 number of ranks, is not restored as if it were: all ranks then begin with what rank 0 had, and with generators as the
-script has seeded them.
+script has seeded them. Then optimisers of sharded parameters begin anew: rank 0 has only its own part of their state.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from p2pnode.training.trainer.model.unshared_tensors import checksum
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.state import snapshot
+from p2pnode.training.trainer.state.spread_tensors import is_spread, meshes_of, plain, spread
 from p2pnode.training.trainer.state.state_writer import StateWriter, tensor_bytes, tensors_of
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import TrainerFailed
@@ -28,12 +29,17 @@ from p2pnode.training.trainer_link.interface import TrainerFailed
 
 class RankStates:
     """Of one script. All ranks call its methods at the same points of their programs; with one process it is all of the
-    state. `send` goes to the daemon, from rank 0; `warn` gets an event and a text."""
+    state. `send` goes to the daemon, from rank 0; `warn` gets an event and a text; `tensors` are those of the model."""
 
     def __init__(
-        self, ranks: Ranks, send: Callable[[messages.FromTrainer], None] | None, warn: Callable[[str, str], None]
+        self,
+        ranks: Ranks,
+        send: Callable[[messages.FromTrainer], None] | None,
+        warn: Callable[[str, str], None],
+        tensors: Sequence[Tensor] = (),
     ) -> None:
         self._ranks = ranks
+        self._meshes = meshes_of(tensors)
         self._warn = warn
         self._writer = StateWriter(send or self._show)
 
@@ -42,6 +48,7 @@ class RankStates:
         `DaemonGone` there."""
         ranks = self._ranks
         turn, path, moment = ranks.share((turn, path, time.time_ns()))
+        content = plain(content)
         content = content | {"ranks": ranks.count, "moment": moment, "optimizer": self._parted(content["optimizer"])}
         # All copies are in the memory of one host.
         size_bytes = sum(ranks.gather(tensor_bytes(content)))
@@ -66,11 +73,13 @@ class RankStates:
         first = own if own is not None and ranks.is_first else snapshot.load(path, mapped=not ranks.is_first)
         if own is None or sets != [(ranks.count, first.get("moment", 0))] * ranks.count:
             self._warn("ranks_not_restored", _why(sets, ranks.count))
-            return {name: value for name, value in first.items() if name != "random"}
+            whole = {name: _whole(value) for name, value in first.items() if name != "random"}
+            return whole | {"optimizer": list(map(_begun_anew, first["optimizer"]))}
         states = zip(own["optimizer"], first["optimizer"], strict=True)
         optimizer = [theirs if mine is None else mine for mine, theirs in states]
         # The position in shared data is known to rank 0 alone.
-        return own | {"optimizer": optimizer, "data": first.get("data")}
+        restored: dict[str, Any] = spread(own | {"optimizer": optimizer, "data": first.get("data")}, self._meshes)
+        return restored
 
     def _own(self, path: Path) -> dict[str, Any] | None:
         """The file of this rank; None if it is missing or damaged. Raises `TrainerFailed` for that of rank 0."""
@@ -99,6 +108,16 @@ def optimizer_state(optimizer: Any) -> dict[str, Any] | None:
         return dict(optimizer.state_dict())
     optimizer.consolidate_state_dict(to=0)
     return dict(optimizer.state_dict()) if optimizer.rank == 0 else None
+
+
+def _whole(value: Any) -> Any:
+    """A state without the items that have a part of a sharded tensor."""
+    return {key: item for key, item in value.items() if not is_spread(item)} if isinstance(value, dict) else value
+
+
+def _begun_anew(state: Any) -> Any:
+    """The state of an optimiser; where it has parts of sharded tensors only its options."""
+    return state | {"state": {}} if is_spread(state) else state
 
 
 def _digest(state: Any) -> str:

@@ -181,24 +181,6 @@ def test_a_sharded_model_is_refused() -> None:
     assert failure.value.fatal
 
 
-def test_a_distributed_tensor_is_refused() -> None:
-    """A parameter that fully_shard spread over processes is named."""
-    # Two seconds of imports, which only the process with this test needs.
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        model = nn.Linear(2, 2)
-        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-
-        with pytest.raises(TrainerFailed, match="bias is sharded over processes") as failure:
-            ModelVector(model)
-    finally:
-        torch.distributed.destroy_process_group()
-    assert failure.value.fatal
-
-
 def test_parameters_without_values_are_refused() -> None:
     """Lazy ones have no shape, meta ones no values, complex ones no place in a vector of reals."""
     with pytest.raises(TrainerFailed, match="bias is on the meta device"):

@@ -1,0 +1,159 @@
+"""A node whose ranks hold parts of its model is to the swarm as one process that holds it all."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from p2pnode.training.supervisor.process_trainer import ProcessTrainer
+from p2pnode.training.trainer.state.rank_states import rank_file
+from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello
+from tests.harness.runner.long_run import more
+from tests.process.harness.sharded_ranks import LOCAL_STEPS, Node
+from tests.process.harness.trainer_world import World
+
+SAVED_AT, STEPS = 2, 3
+
+
+class Seen(NamedTuple):
+    """What the daemon of a node sees of it."""
+
+    hello: TrainerHello
+    began: np.ndarray
+    deltas: list[np.ndarray]
+    ended: np.ndarray
+    losses: list[float]
+    samples: int
+    fixed: dict[str, bytes]
+    results: list[dict[str, Any]]
+
+
+def seen_of(folder: Path, kind: str) -> Seen:
+    node = Node(folder, kind)
+
+    async def scenario(_world: World) -> Seen:
+        trainer = node.trainer()
+        hello = await trainer.start()
+        began = trainer.vector.copy()
+        deltas, losses, samples = [], [], 0
+        for step in range(1, STEPS + 1):
+            report = await node.train(trainer, step)
+            deltas.append(trainer.delta.copy())
+            losses.append(report.loss)
+            samples += report.samples
+        described = await trainer.describe(str(folder / "model"), wait=True)
+        assert described.layout_digest == hello.layout.digest()
+        await trainer.finish("max_steps", 60.0)
+        fixed = {path.name: path.read_bytes() for path in (folder / "model").iterdir()}
+        return Seen(hello, began, deltas, trainer.vector.copy(), losses, samples, fixed, node.results())
+
+    seen: Seen = node.world.run(scenario)
+    return seen
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["fsdp", *more("hsdp", "tp", "ddp")])
+def test_vector_and_deltas_are_those_of_one_process_on_the_joined_batch(tmp_path: Path, kind: str) -> None:
+    """Layout, initial values and fixed tensors to the bit, and what is trained to rounding; all ranks end with the
+    vector. Evaluation of the shared weights sees them, and leaves nothing behind that is trained on."""
+    whole, parts = seen_of(tmp_path / "plain", "plain"), seen_of(tmp_path / kind, kind)
+
+    assert parts.hello.layout == whole.hello.layout
+    assert (parts.hello.frozen_digest, parts.hello.frozen) == (whole.hello.frozen_digest, whole.hello.frozen)
+    assert parts.fixed == whole.fixed
+    assert len(parts.fixed) == 1
+    assert np.array_equal(parts.began, whole.began)
+    for mine, theirs in zip(parts.deltas, whole.deltas, strict=True):
+        assert np.abs(theirs).max() > 1e-3
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-6)
+    assert parts.losses == pytest.approx(whole.losses, rel=1e-4)
+    mean = np.mean([result["shared"] for result in parts.results], axis=0)
+    np.testing.assert_allclose(mean, whole.results[0]["shared"], rtol=1e-4)
+    copies = 2 if kind == "tp" else 1
+    assert parts.samples == whole.samples * copies == 8 * LOCAL_STEPS * STEPS * copies
+    for result in parts.results:
+        assert result["weights"] == parts.results[0]["weights"]
+        assert result["weights"] == pytest.approx(whole.results[0]["weights"], rel=1e-4, abs=1e-6)
+        assert result["moments"] == pytest.approx(whole.results[0]["moments"], rel=1e-3, abs=1e-6)
+
+
+async def kill_rank(node: Node, trainer: ProcessTrainer) -> None:
+    os.kill(node.pid(1), signal.SIGKILL)
+    with pytest.raises(TrainerFailed):
+        await node.train(trainer, SAVED_AT + 1)
+
+
+async def leave(_node: Node, trainer: ProcessTrainer) -> None:
+    await trainer.stop(10.0)
+
+
+async def lose_a_file(node: Node, trainer: ProcessTrainer) -> None:
+    await trainer.stop(10.0)
+    rank_file(node.saved, 1).unlink()
+
+
+End = Callable[[Node, ProcessTrainer], Awaitable[None]]
+
+
+def trained(folder: Path, kind: str, end: End | None) -> Node:
+    """A run of all steps. Behind `SAVED_AT` the state is saved, and `end` may end the processes."""
+    node = Node(folder, kind)
+
+    async def scenario(_world: World) -> None:
+        trainer = node.trainer()
+        await trainer.start()
+        for step in range(1, SAVED_AT + 1):
+            await node.train(trainer, step)
+        await (await trainer.save(str(node.saved)))
+        if end is not None:
+            await end(node, trainer)
+            await trainer.start(str(node.saved))
+        for step in range(SAVED_AT + 1, STEPS + 1):
+            await node.train(trainer, step)
+        await trainer.finish("max_steps", 60.0)
+
+    node.world.run(scenario)
+    return node
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["fsdp", *more("hsdp", "tp")])
+def test_all_ranks_are_restored_when_one_is_killed(tmp_path: Path, kind: str) -> None:
+    """With its own part of the optimiser's state, its own generators and its own `state`: what it trains next is, to
+    the bit, what it would after an end in good order, and, to the rounding of a delta, without one."""
+    undisturbed, left, killed = (
+        trained(tmp_path / name, kind, end).results()
+        for name, end in (("undisturbed", None), ("left", leave), ("killed", kill_rank))
+    )
+
+    for again, in_order, as_before in zip(killed, left, undisturbed, strict=True):
+        assert again == in_order
+        for name in ("rate", "samples", "state", "next"):
+            assert again[name] == as_before[name]
+        for name in ("weights", "moments"):
+            assert again[name] == pytest.approx(as_before[name], rel=1e-5, abs=1e-6)
+    assert killed[0]["next"] != killed[1]["next"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_set_of_parts_that_is_not_whole_begins_with_new_optimisers(tmp_path: Path) -> None:
+    """The part of rank 0 is no other rank's. All are told, and train on in step."""
+    node = trained(tmp_path / "node", "fsdp", lose_a_file)
+
+    [warned] = [
+        fields["message"]
+        for fields in node.world.log.fields("trainer_warned")
+        if fields["about"] == "ranks_not_restored"
+    ]
+    assert "rank 1 is missing" in warned
+    first, second = node.results()
+    for name in ("weights", "moments", "rate", "samples"):
+        assert first[name] == second[name]
+    assert first["samples"] == 8 * LOCAL_STEPS * STEPS
