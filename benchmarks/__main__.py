@@ -104,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
     slow.add_argument("--kill", action="store_true", help="kill a node at a third, start it again at half of the run")
     slow.add_argument("--text", type=Path, default=None, help="a file to train on instead of Python's own reference")
     slow.add_argument("--set", action="append", default=[], help="KEY=VALUE, a setting of p2pnode; again for more")
+    slow.add_argument("--picture", action="store_true", help="run nothing: renew pages and picture from the record")
     slow.add_argument("--torchft", type=Path, default=None, help="Python of an environment with torchft 0.2.0")
     return line
 

@@ -6,7 +6,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -14,6 +14,7 @@ import msgspec
 
 from benchmarks.environments import python_of
 from benchmarks.record import NotMeasured, Outcome, Series
+from benchmarks.time_to_loss import pages
 from benchmarks.time_to_loss import results as of
 from benchmarks.time_to_loss.results import TITLES, Line, Result
 from benchmarks.time_to_loss.runs import Order, run
@@ -23,12 +24,32 @@ WALL_S, LONG_S, QUICK_S = 300.0, 600.0, 180.0
 #: What the best of its rules was on lines of this rate and slower: steps of the whole model between two averages.
 TORCHFT_STEPS = {2.5: 160, 50.0: 40, float("inf"): 10}
 HIVEMIND = {"steps": 10, "codec": "8bit"}
-#: What a run's figures should be.
+#: What the figures should be; that of the limit after `LONG_S`.
 SOONER, LIMIT, EARLY, PAUSE = "≤ 0.8", "≤ 1.04", "≤ 1", "≤ 5"
+#: Beside four equal lines and no fault.
+SLOW_AIM, KILLED_AIM = "≤ 1.05", "≤ 1.02"
 
 
 def measure(arguments: argparse.Namespace) -> Outcome:
-    """Make the runs, keep their results, and print the table of all that ran on the same lines."""
+    """Make the runs, keep their results, renew the pages, and print the tables. With `--picture` nothing runs: figures
+    and pages are those of the recorded results."""
+    known = of.load()
+    fresh = known if arguments.picture else _made(arguments)
+    results = of.merged(known, fresh)
+    if not arguments.dry_run:
+        pages.write(results)
+    lines = {msgspec.structs.replace(result.line, seed=0) for result in fresh}
+    dates = sorted({result.date for result in results})
+    return Outcome(
+        "time_to_loss",
+        "four nodes in network namespaces, each with a cable of its own (queues of 1 MiB), train a byte transformer of "
+        "1.3 M parameters on a quarter of a text each; optimiser steps of 0.5 s by the clock; loss of the shared model "
+        f"on a common part; a value per seed; runs of {dates[0]} to {dates[-1]}",
+        [one for line in sorted(lines, key=lambda line: line.title) for one in series(line, results)],
+    )
+
+
+def _made(arguments: argparse.Namespace) -> list[Result]:
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="p2pnode-loss-"))
     folder.mkdir(parents=True, exist_ok=True)
     fresh: list[Result] = []
@@ -38,17 +59,8 @@ def measure(arguments: argparse.Namespace) -> Outcome:
         fresh.append(result)
         of.write(fresh, folder / "results.json")
         _say(f"  losses {result.losses}, shares {result.shares}")
-    known = of.load()
     _say(f"{of.tables(fresh)}\nin {folder}: results.json, and what the nodes wrote")
-    if not arguments.dry_run:
-        of.write(of.merged(known, fresh))
-    return Outcome(
-        "time_to_loss",
-        "four nodes in network namespaces, each with a cable of its own (queues of 1 MiB), train a byte transformer of "
-        "1.3 M parameters on a quarter of a text each; optimiser steps of 0.5 s by the clock; loss of the shared model "
-        "on a common part",
-        series(fresh, of.merged(known, fresh)),
-    )
+    return fresh
 
 
 def _say(text: str) -> None:
@@ -153,44 +165,67 @@ def options_of(contestant: str, line: Line) -> dict[str, float | int | str]:
 # -- figures ------------------------------------------------------------------------------------------------------
 
 
-def series(fresh: Sequence[Result], known: Sequence[Result]) -> list[Series]:
-    """What p2pnode's new runs say, beside torchft and the limit."""
-    found: list[Series] = []
-    for result in fresh:
-        if result.contestant != "p2p" or not result.losses:
-            continue
-        name = ", ".join([result.line.title, *result.settings])
-        last_s = max(result.losses)
+def series(line: Line, results: Sequence[Result]) -> list[Series]:
+    """What p2pnode's defaults do on this line beside torchft and the limit: a value for each seed."""
+    ours = [
+        result
+        for result in results
+        if result.contestant == "p2p" and msgspec.structs.replace(result.line, seed=0) == line and not result.settings
+    ]
+    if not ours:
+        return []
+    shortest = min(ours, key=lambda result: result.wall_s).losses
+    first_s, last_s = min(shortest), max(shortest)
+    without = msgspec.structs.replace(line, rates_mbit=(0.0,) * len(line.rates_mbit), kill=False)
+    calm = msgspec.structs.replace(line, rates_mbit=(max(line.rates_mbit),) * len(line.rates_mbit), kill=False)
 
-        def add(what: str, unit: str, value: float | None, aim: str, name: str = name) -> None:
-            if value is not None:
-                found.append(Series(f"{what}, {name}", unit, [value], aim))
+    def over(contestant: str, line: Line, second: int) -> Callable[[Result], float | None]:
+        """Our loss over that of another contestant on that line, with the same seed."""
 
-        add(f"loss after {last_s} s", "nats per byte", result.losses[last_s], "")
-        add("share of time in training, the lowest", "", min(result.shares), "")
-        add(
+        def ratio(result: Result) -> float | None:
+            same_seed = msgspec.structs.replace(line, seed=result.line.seed)
+            others = [
+                one for one in results if (one.contestant, one.line) == (contestant, same_seed) and not one.settings
+            ]
+            losses = [other.losses[second] for other in others if second in other.losses]
+            return result.losses[second] / min(losses) if losses else None
+
+        return ratio
+
+    rows: list[tuple[str, str, str, Callable[[Result], float | None]]] = [
+        ("time to torchft's loss, over torchft's time", "", SOONER, lambda result: _time_ratio(result, results)),
+        (f"loss after {first_s} s, over torchft's", "", EARLY, over("torchft", line, first_s)),
+        (
+            f"loss after {last_s} s, over the joint batch's",
+            "",
+            LIMIT if last_s >= LONG_S else "",
+            over("joint", without, last_s),
+        ),
+        ("lowest share of time in training", "", "", lambda result: min(result.shares)),
+        (
             "longest pause of a node that was not killed",
             "s",
-            result.longest_pause_s,
-            PAUSE if result.line.kill else "",
+            PAUSE if line.kill else "",
+            lambda result: result.longest_pause_s,
+        ),
+    ]
+    if line != calm:
+        aim = KILLED_AIM if line.kill else SLOW_AIM
+        rows.append(
+            (f"loss after {last_s} s, over that of equal lines without a fault", "", aim, over("p2p", calm, last_s))
         )
-        if point := of.reference_of(known, result.line):
-            at_s, loss = point
-            reached = of.seconds_to(loss, result.losses)
-            add(f"time to torchft's loss at {at_s} s, over torchft's", "", reached and reached / at_s, SOONER)
-        first_s = min(result.losses)
-        add(f"loss after {first_s} s over torchft's", "", _over(result, known, "torchft", first_s), EARLY)
-        add(f"loss after {last_s} s over the joint batch's", "", _over(result, known, "joint", last_s), LIMIT)
+    found = []
+    for what, unit, aim, value_of in rows:
+        values = [value for value in map(value_of, ours) if value is not None]
+        if values:
+            found.append(Series(f"{what}, {line.name}", unit, values, aim))
     return found
 
 
-def _over(result: Result, known: Sequence[Result], contestant: str, second: int) -> float | None:
-    """This loss over that of another contestant on the same line and text."""
-    rates = (0.0,) * len(result.line.rates_mbit) if contestant == "joint" else result.line.rates_mbit
-    line = msgspec.structs.replace(result.line, rates_mbit=rates, kill=False)
-    losses = [
-        other.losses[second]
-        for other in known
-        if (other.contestant, other.line) == (contestant, line) and second in other.losses
-    ]
-    return result.losses[second] / min(losses) if losses else None
+def _time_ratio(result: Result, results: Sequence[Result]) -> float | None:
+    """`None` without torchft's run. A run that never has its loss counts as if it had it at its end."""
+    point = of.reference_of(results, result.line)
+    if point is None:
+        return None
+    second, loss = point
+    return (of.seconds_to(loss, result.losses) or result.wall_s) / second

@@ -34,16 +34,18 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     kill: bool = False
 
     @property
-    def title(self) -> str:
+    def name(self) -> str:
+        """Without the seed, as figures of several seeds have it."""
         rates = self.rates_mbit
         usual = max(set(rates), key=rates.count)
         slow = [f"node {node} at {rate:g}" for node, rate in enumerate(rates) if rate != usual]
-        lines = [f"{usual:g} Mbit/s", *slow, f"{self.delay_ms:g} ms one way"] if usual else ["no network"]
-        parts = [*lines, f"seed {self.seed}"]
+        parts = [f"{usual:g} Mbit/s", *slow, f"{self.delay_ms:g} ms one way"] if usual else ["no network"]
         parts += [f"text {self.text}"] if self.text != "documentation" else []
-        parts += [f"{len(rates)} nodes"] if len(rates) != 4 else []
-        parts += [f"steps of {self.step_s:g} s"] if self.step_s != 0.5 else []
         return ", ".join([*parts, *([f"node {KILLED} killed and started again"] if self.kill else [])])
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, seed {self.seed}"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -127,22 +129,23 @@ def reference_of(results: Iterable[Result], line: Line) -> tuple[int, float] | N
     return min(points, key=lambda point: point[1], default=None)
 
 
-def tables(results: Sequence[Result]) -> str:
-    """A Markdown table for each line, with its title before it; ends in a newline."""
+def tables(results: Sequence[Result], seconds: Sequence[int] = ()) -> str:
+    """A Markdown table for each line, with its title before it; ends in a newline. Losses at all seconds that a result
+    has, or at those named."""
     lines = dict.fromkeys(result.line for result in results if any(result.line.rates_mbit))
-    return "\n".join(f"{line.title}:\n\n{table(line, results)}" for line in lines)
+    return "\n".join(f"{line.title}:\n\n{table(line, results, seconds)}" for line in lines)
 
 
-def table(line: Line, results: Sequence[Result]) -> str:
+def table(line: Line, results: Sequence[Result], seconds: Sequence[int] = ()) -> str:
     """The runs on this line, and those without a network on the same text."""
     without = msgspec.structs.replace(line, rates_mbit=(0.0,) * len(line.rates_mbit), kill=False)
     shown = [result for result in results if result.line in (line, without)]
     shown.sort(key=lambda result: list(TITLES).index(result.contestant))
-    seconds = sorted({second for result in shown for second in result.losses})
+    seconds = seconds or sorted({second for result in shown for second in result.losses})
     point = reference_of(results, line)
     at_s, loss = point or (AT_S, 0.0)
     heads = [*(f"{second} s" for second in seconds), f"s to torchft's loss at {at_s} s", "share in training"]
-    heads += ["sent per node, MB", "ready after, s", "longest pause, s", "late steps", "load"]
+    heads += ["sent per node, MB", "ready after, s", "longest pause, s", "late steps", "load", "date"]
     rows = ["| run | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for result in shown:
         cells = [result.name, *(f"{result.losses[s]:.3f}" if s in result.losses else "" for s in seconds)]
@@ -153,7 +156,7 @@ def table(line: Line, results: Sequence[Result]) -> str:
             cells.append(f"{result.load:.1f}")
         else:
             cells += [""] * 4
-        rows.append("| " + " | ".join(cells) + " |")
+        rows.append("| " + " | ".join([*cells, result.date]) + " |")
     return "\n".join(rows) + "\n"
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks.__main__ import command_of, parser
 from benchmarks.record import NotMeasured
-from benchmarks.time_to_loss import plan, results, runs
+from benchmarks.time_to_loss import pages, plan, results, runs
+from benchmarks.time_to_loss.picture import apart
 from benchmarks.time_to_loss.results import Line, Result
 
 LINE = Line(rates_mbit=(5.0,) * 4)
@@ -54,7 +57,7 @@ def test_a_table_has_the_runs_of_a_line_and_those_without_a_network() -> None:
     assert first.startswith("5 Mbit/s, 30 ms one way, seed 0:")
     assert [row[0] for row in rows[2:]] == ["one process, the joint batch (the limit)", "p2pnode", "torchft 0.2.0"]
     assert rows[0][4] == "s to torchft's loss at 300 s"
-    assert rows[3][1:] == ["2.000", "1.600", "1.400", "240", "0.90 to 0.95", "40 to 70", "8", "0.0", "0", "1.0"]
+    assert rows[3][1:] == ["2.000", "1.600", "1.400", "240", "0.90 to 0.95", "40 to 70", "8", "0.0", "0", "1.0", ""]
     assert rows[2][4] == "180"
     assert "9.000" in second
 
@@ -119,11 +122,54 @@ def test_torchft_averages_a_fragment_before_the_turn_of_the_next() -> None:
         assert rule["delay"] == int(rule["steps"]) / int(rule["fragments"]) - 1
 
 
-def test_figures_are_those_of_new_runs_beside_known_ones() -> None:
-    """The time to torchft's loss and the loss over the joint batch's have aims."""
-    found = {series.name.split(",")[0]: series for series in plan.series([OURS], [TORCHFT, OURS, JOINT])}
+def test_figures_have_a_value_for_each_seed() -> None:
+    """The time to torchft's loss and the losses over others' are those of equal seeds; settings are not defaults."""
+    seeded = Line(rates_mbit=LINE.rates_mbit, seed=1)
+    slow = Line(rates_mbit=(5.0, 5.0, 5.0, 1.0))
+    ours = [OURS, result("p2p", {60: 2.2, 300: 1.45}, seeded, shares=[0.8])]
+    known = [*ours, TORCHFT, JOINT, result("torchft", {60: 2.2, 300: 1.5}, seeded)]
+    known += [result("p2p", {60: 1.0}, settings=["exchange.codec=int8"]), result("p2p", {60: 2.1}, slow, shares=[0.9])]
 
-    assert found["time to torchft's loss at 300 s"].values == pytest.approx([0.8])
-    assert found["loss after 300 s over the joint batch's"].values == pytest.approx([1.4 / 1.3])
-    assert found["loss after 60 s over torchft's"].values == pytest.approx([2.0 / 2.4])
-    assert plan.series([TORCHFT, JOINT], [TORCHFT, OURS, JOINT]) == []
+    found = {series.name.removesuffix(", 5 Mbit/s, 30 ms one way"): series for series in plan.series(LINE, known)}
+
+    assert found["time to torchft's loss, over torchft's time"].values == pytest.approx(
+        [0.8, (60 + 240 * 0.7 / 0.75) / 300]
+    )
+    assert found["loss after 60 s, over torchft's"].values == pytest.approx([2.0 / 2.4, 1.0])
+    assert found["loss after 300 s, over the joint batch's"].values == pytest.approx([1.4 / 1.3])
+    assert found["lowest share of time in training"].values == [0.9, 0.8]
+    [beside] = [series for series in plan.series(slow, known) if "equal lines" in series.name]
+    assert beside.values == pytest.approx([2.1 / 2.0])
+    assert plan.series(Line(rates_mbit=(1.0,) * 4), known) == []
+
+
+def test_the_pages_and_the_picture_show_the_recorded_results() -> None:
+    """They are what recorded.json renders, to the letter: `make bench ARGS="time_to_loss --picture"`."""
+    for file, text in pages.rendered(results.load()).items():
+        assert file.read_text(encoding="utf-8") == text, file
+
+
+def test_a_picture_has_a_line_and_a_label_for_each_contestant() -> None:
+    """It is well-formed, a lower loss is lower in it, and labels of equal losses do not cover each other."""
+    equal = result("hivemind", dict(TORCHFT.losses), late_steps=200)
+    root = ElementTree.fromstring(pages.picture([OURS, TORCHFT, JOINT, equal]))
+    curves = [
+        element.get("points").split()
+        for element in root.findall(".//{*}polyline")
+        if element.get("stroke-width") == "2.5"
+    ]
+    labels = {element.text: float(element.get("y")) for element in root.findall(".//{*}text")}
+
+    assert [len(points) for points in curves] == [2, 2, 3, 3]
+    ends = [float(points[-1].split(",")[1]) for points in curves]
+    assert ends[0] == ends[1] < ends[2] < ends[3]
+    shown = ["four, hivemind (busy machine)", "four, torchft", "four, p2pnode", "limit: one machine, all data"]
+    heights = [labels[name] for name in shown]
+    assert all(lower - upper >= 16.9 for upper, lower in pairwise(heights))
+
+
+def test_labels_stay_where_they_have_room() -> None:
+    """Those that are too near share the place around their middle, also with a neighbour that this reaches."""
+    assert apart([10.0, 100.0]) == [10.0, 100.0]
+    assert apart([100.0, 100.0]) == [91.5, 108.5]
+    assert apart([84.0, 100.0, 100.0]) == pytest.approx([77.67, 94.67, 111.67], abs=0.01)
