@@ -35,7 +35,7 @@ NOT_RUN = {
     "make bench ARGS=time_to_loss": BENCHMARK,
     'make bench ARGS="time_to_loss --quick"': BENCHMARK,
     'make bench ARGS="time_to_loss --only p2p --rate 5 --wall 300 --seed 1"': BENCHMARK,
-    'make bench ARGS="time_to_loss --picture"': "it writes the pages; tests/unit/project/test_time_to_loss.py renders them",
+    'make bench ARGS="time_to_loss --picture"': "tests/unit/project/test_time_to_loss.py renders what it writes",
     'make bench ARGS="wan --scenario C --minutes 2 --ways codec=sparse --dry-run"': BENCHMARK,
     "make bench ARGS=\"async_rule --parameters 0.1 --ways pssp --ways 'pssp late=1' --repetitions 5\"": BENCHMARK,
     "python -m tools.psp all --out figures --data-dir mnist": "nine minutes and a data set from the network",
