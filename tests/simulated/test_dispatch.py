@@ -14,6 +14,7 @@ from p2pnode.terminal.lines import Style
 from p2pnode.terminal.status_view import status_lines
 from p2pnode.training.dispatch.answers import QueueRules
 from tests.harness.environment.memory_store import MemoryStore
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.dispatch_swarm import DispatchSwarm, dataset, every_place, simulate
 
 
@@ -347,12 +348,9 @@ def test_a_trainer_that_hangs_loses_its_lease() -> None:
     assert swarm.counts() == every_place(1)
 
 
-def test_a_task_of_very_many_chunks_reaches_its_worker() -> None:
+@played_by(simulate, seed=16, chunks=80_000, chunks_per_task=80_000)
+async def test_a_task_of_very_many_chunks_reaches_its_worker(swarm: DispatchSwarm) -> None:
     """What the master answers is longer than the head of a message may be."""
-
-    async def scenario(swarm: DispatchSwarm) -> None:
-        swarm.start_workers(1)
-        swarm.start_master("m")
-        await swarm.until(lambda: len(swarm.trainer("w0").places) > 20, within_s=120, what="some training")
-
-    simulate(scenario, seed=16, chunks=80_000, chunks_per_task=80_000)
+    swarm.start_workers(1)
+    swarm.start_master("m")
+    await swarm.until(lambda: len(swarm.trainer("w0").places) > 20, within_s=120, what="some training")

@@ -21,6 +21,7 @@ from p2pnode.training.dispatch.stored_queue import StoredQueue
 from tests.harness.environment.simulated import SeededEntropy, make_environment
 from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.long_run import more
+from tests.harness.runner.stories import run_by
 from tests.harness.stubs.fake_etcd import FakeCalls, FakeEtcd
 from tests.harness.swarms.dispatch_swarm import DispatchSwarm, every_place, simulate
 
@@ -131,39 +132,32 @@ class World:
 
 
 @pytest.mark.parametrize("seed", [0, 1, *more(2, 3)])
-def test_every_task_counts_once_per_pass_whatever_happens_to_masters_and_etcd(
-    seed: int,
-) -> None:
+@run_by(run, limit_s=5_000)
+async def test_every_task_counts_once_per_pass_whatever_happens_to_masters_and_etcd(seed: int) -> None:
     """All passes end; each task is finished by exactly one attempt per pass; the last state says the same."""
+    world = World(seed, faults=0.15)
+    trouble = asyncio.create_task(world.disturb())
+    async with asyncio.TaskGroup() as workers:
+        for name in (b"a", b"b", b"c", b"d"):
+            workers.create_task(world.work(name))
+    trouble.cancel()
+    for master in world.masters:
+        master.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await master.task
 
-    async def scenario() -> None:
-        world = World(seed, faults=0.15)
-        trouble = asyncio.create_task(world.disturb())
-        async with asyncio.TaskGroup() as workers:
-            for name in (b"a", b"b", b"c", b"d"):
-                workers.create_task(world.work(name))
-        trouble.cancel()
-        for master in world.masters:
-            master.task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await master.task
-
-        environment = make_environment(entropy=SeededEntropy("last"))
-        queue = StoredQueue(
-            EtcdStore(FakeCalls(world.etcd), "/test", "last", environment, 6.0), RULES, environment, print
-        )
-        await queue.open()
-        status = queue.status()
-        assert (status.pass_number, status.end) == (PASSES, End.DONE)
-        assert (status.todo, status.leased, status.done, status.failed) == (0, 0, TASKS, 0)
-        await queue.close()
-        assert set(world.accepted) == {(number, task) for number in range(1, PASSES + 1) for task in range(TASKS)}
-        assert {len(attempts) for attempts in world.accepted.values()} == {1}
-        fences = [fence for fence, _ in world.etcd.landed]
-        assert fences == sorted(fences), "a former master wrote after its successor"
-        assert len(set(fences)) > 3
-
-    run(scenario(), limit_s=5_000)
+    environment = make_environment(entropy=SeededEntropy("last"))
+    queue = StoredQueue(EtcdStore(FakeCalls(world.etcd), "/test", "last", environment, 6.0), RULES, environment, print)
+    await queue.open()
+    status = queue.status()
+    assert (status.pass_number, status.end) == (PASSES, End.DONE)
+    assert (status.todo, status.leased, status.done, status.failed) == (0, 0, TASKS, 0)
+    await queue.close()
+    assert set(world.accepted) == {(number, task) for number in range(1, PASSES + 1) for task in range(TASKS)}
+    assert {len(attempts) for attempts in world.accepted.values()} == {1}
+    fences = [fence for fence, _ in world.etcd.landed]
+    assert fences == sorted(fences), "a former master wrote after its successor"
+    assert len(set(fences)) > 3
 
 
 class Kills:

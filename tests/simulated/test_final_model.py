@@ -13,6 +13,7 @@ from p2pnode.lifecycle.run_result import RunResult
 from p2pnode.training.trainer_link.interface import Evaluation
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 
@@ -109,153 +110,126 @@ def test_all_nodes_write_the_same_bytes(codec: str, pull_codec: str, method: str
     )
 
 
-def test_nodes_wait_for_one_that_is_late() -> None:
+@played_by(simulate, step_s=lambda name: 3.0 if name == "n2" else 0.5)
+async def test_nodes_wait_for_one_that_is_late(world: World) -> None:
     """One node takes six times as long: the others own shards until it has finished, and all have its last delta."""
+    hosts = world.start_many(3)
+    await world.ended(*hosts)
 
-    async def scenario(world: World) -> None:
-        hosts = world.start_many(3)
-        await world.ended(*hosts)
-
-        assert len(set(world.written().values())) == 1
-        assert len(world.written()) == 3
-        assert all(host.trainer is not None and host.trainer.trained[-1] == 12 for host in hosts)
-
-    simulate(scenario, step_s=lambda name: 3.0 if name == "n2" else 0.5)
+    assert len(set(world.written().values())) == 1
+    assert len(world.written()) == 3
+    assert all(host.trainer is not None and host.trainer.trained[-1] == 12 for host in hosts)
 
 
-def test_a_node_that_is_not_waited_for_is_told() -> None:
+@played_by(simulate, step_s=lambda name: 5.0 if name == "n2" else 0.5, training__linger_s=2.0)
+async def test_a_node_that_is_not_waited_for_is_told(world: World) -> None:
     """Beyond `linger_s` the others write what they have, and say that the late node's model may differ."""
+    hosts = world.start_many(3)
+    await world.ended(*hosts)
 
-    async def scenario(world: World) -> None:
-        hosts = world.start_many(3)
-        await world.ended(*hosts)
-
-        results = world.results()
-        assert "1 node trains on" in results["n0"].why_differs
-        assert results["n2"].why_differs == ""
-        assert results["n0"].sha256 != results["n2"].sha256
-
-    simulate(scenario, step_s=lambda name: 5.0 if name == "n2" else 0.5, training__linger_s=2.0)
+    results = world.results()
+    assert "1 node trains on" in results["n0"].why_differs
+    assert results["n2"].why_differs == ""
+    assert results["n0"].sha256 != results["n2"].sha256
 
 
-def test_an_owner_that_dies_while_the_others_finish_changes_no_bit() -> None:
+@played_by(simulate, seed=0, delay=(0.02, 0.2), training__min_nodes=4, exchange__pull_codec="bfloat16")
+async def test_an_owner_that_dies_while_the_others_finish_changes_no_bit(world: World) -> None:
     """It is killed when the first node has its final values: the others get the same from its former backups."""
+    hosts = world.start_many(4)
+    await world.until(lambda: bool(world.of("exported")), within_s=300, what="the first file", every_s=0.001)
+    first = world.of("exported")[0].node
+    owners = [host for host in hosts if host.name != first and host.living.exchange.store.owned]
+    died = max(owners, key=lambda host: len(host.living.exchange.store.owned))
+    assert died.name not in world.written()
+    await world.kill(died.name)
+    await world.ended(*(host for host in hosts if host is not died))
 
-    async def scenario(world: World) -> None:
-        hosts = world.start_many(4)
-        await world.until(lambda: bool(world.of("exported")), within_s=300, what="the first file", every_s=0.001)
-        first = world.of("exported")[0].node
-        owners = [host for host in hosts if host.name != first and host.living.exchange.store.owned]
-        died = max(owners, key=lambda host: len(host.living.exchange.store.owned))
-        assert died.name not in world.written()
-        await world.kill(died.name)
-        await world.ended(*(host for host in hosts if host is not died))
-
-        assert len(world.written()) == 3
-        assert len(set(world.written().values())) == 1
-        assert all(result.why_differs == "" for result in world.results().values())
-
-    simulate(scenario, seed=0, delay=(0.02, 0.2), training__min_nodes=4, exchange__pull_codec="bfloat16")
+    assert len(world.written()) == 3
+    assert len(set(world.written().values())) == 1
+    assert all(result.why_differs == "" for result in world.results().values())
 
 
-def test_no_file_is_written_where_none_is_wanted() -> None:
+@played_by(simulate, training__export="")
+async def test_no_file_is_written_where_none_is_wanted(world: World) -> None:
     """`training.export = ""`: the result has no model, and nothing says how to load it."""
+    hosts = world.start_many(3)
+    await world.ended(*hosts)
 
-    async def scenario(world: World) -> None:
-        hosts = world.start_many(3)
-        await world.ended(*hosts)
-
-        assert world.written() == {}
-        assert {result.model for result in world.results().values()} == {""}
-        assert world.results()["n0"].how_to_load == []
-
-    simulate(scenario, training__export="")
+    assert world.written() == {}
+    assert {result.model for result in world.results().values()} == {""}
+    assert world.results()["n0"].how_to_load == []
 
 
-def test_one_node_that_reaches_the_goal_ends_the_run_of_all() -> None:
+@played_by(simulate, training__max_steps=0, training__until="accuracy>=0.9", training__eval_steps=1000)
+async def test_one_node_that_reaches_the_goal_ends_the_run_of_all(world: World) -> None:
     """Only one node's script evaluates; the others learn that `until` holds and write the same model."""
+    hosts = world.start_many(3)
+    await world.until(lambda: min(host.living.progress.step for host in hosts) >= 3, within_s=60, what="they train")
+    trainer = hosts[1].trainer
+    assert trainer is not None
+    for step in (2, 3):
+        trainer.measured.append(Evaluation(step, {"accuracy": 0.9 + step / 100}, 50))
+    await world.ended(*hosts)
 
-    async def scenario(world: World) -> None:
-        hosts = world.start_many(3)
-        await world.until(lambda: min(host.living.progress.step for host in hosts) >= 3, within_s=60, what="they train")
-        trainer = hosts[1].trainer
-        assert trainer is not None
-        for step in (2, 3):
-            trainer.measured.append(Evaluation(step, {"accuracy": 0.9 + step / 100}, 50))
-        await world.ended(*hosts)
-
-        assert {result.end for result in world.results().values()} == {"until"}
-        assert len(set(world.written().values())) == 1
-        best = world.results()["n1"].best
-        assert best is not None
-        assert (best.metric, best.value, best.step) == ("accuracy", pytest.approx(0.93), 3)
-
-    simulate(scenario, training__max_steps=0, training__until="accuracy>=0.9", training__eval_steps=1000)
+    assert {result.end for result in world.results().values()} == {"until"}
+    assert len(set(world.written().values())) == 1
+    best = world.results()["n1"].best
+    assert best is not None
+    assert (best.metric, best.value, best.step) == ("accuracy", pytest.approx(0.93), 3)
 
 
-def test_nodes_on_the_same_data_are_told_both() -> None:
+@played_by(simulate, barrier__method="bsp")
+async def test_nodes_on_the_same_data_are_told_both(world: World) -> None:
     """Two trainers with the same batches make the same first deltas; the third does not."""
+    for name, bootstrap in (("n0", None), ("n1", "n0"), ("n2", "n0")):
+        host = world.start(name, bootstrap=bootstrap)
+        assert host.trainer is not None
+        host.trainer.batches = "same" if name != "n2" else "other"
+    await world.until(lambda: len(world.of("same_data")) == 2, within_s=60, what="both warn")
+    await world.ended(*world.hosts.values())
 
-    async def scenario(world: World) -> None:
-        for name, bootstrap in (("n0", None), ("n1", "n0"), ("n2", "n0")):
-            host = world.start(name, bootstrap=bootstrap)
-            assert host.trainer is not None
-            host.trainer.batches = "same" if name != "n2" else "other"
-        await world.until(lambda: len(world.of("same_data")) == 2, within_s=60, what="both warn")
-        await world.ended(*world.hosts.values())
-
-        warned = {record.node: record.fields["node"] for record in world.of("same_data")}
-        ids = {name: host.living.overlay.node_id.hex()[:8] for name, host in world.hosts.items()}
-        assert warned == {"n0": ids["n1"], "n1": ids["n0"]}
-
-    simulate(scenario, barrier__method="bsp")
+    warned = {record.node: record.fields["node"] for record in world.of("same_data")}
+    ids = {name: host.living.overlay.node_id.hex()[:8] for name, host in world.hosts.items()}
+    assert warned == {"n0": ids["n1"], "n1": ids["n0"]}
 
 
-def test_a_former_backup_does_not_take_over_with_its_own_bits() -> None:
+@played_by(simulate, seed=101, delay=(0.02, 0.2), training__min_nodes=5, exchange__pull_codec="bfloat16")
+async def test_a_former_backup_does_not_take_over_with_its_own_bits(world: World) -> None:
     """An owner whose backup differed waits for the new one, and not only for a learner, before it serves final values.
     Seed 101: the owner of two shards died while their learners fetched the state."""
+    hosts = world.start_many(5)
+    await world.until(lambda: len(world.of("training_ended")) == 5, within_s=300, what="the end", every_s=0.001)
+    generator = random.Random(101)
+    await asyncio.sleep(generator.uniform(0, 2.5))
+    owners = [host for host in hosts if host.living.exchange.store.owned]
+    died = generator.choice(owners)
+    await world.kill(died.name)
+    await world.ended(*(host for host in hosts if host is not died))
 
-    async def scenario(world: World) -> None:
-        hosts = world.start_many(5)
-        await world.until(lambda: len(world.of("training_ended")) == 5, within_s=300, what="the end", every_s=0.001)
-        generator = random.Random(101)
-        await asyncio.sleep(generator.uniform(0, 2.5))
-        owners = [host for host in hosts if host.living.exchange.store.owned]
-        died = generator.choice(owners)
-        await world.kill(died.name)
-        await world.ended(*(host for host in hosts if host is not died))
-
-        assert len(world.written()) == 4
-        assert len(set(world.written().values())) == 1
-
-    simulate(scenario, seed=101, delay=(0.02, 0.2), training__min_nodes=5, exchange__pull_codec="bfloat16")
+    assert len(world.written()) == 4
+    assert len(set(world.written().values())) == 1
 
 
-def test_nodes_with_nothing_left_to_train_wait_for_none() -> None:
+@played_by(simulate, training__checkpoint_s=1.0)
+async def test_nodes_with_nothing_left_to_train_wait_for_none(world: World) -> None:
     """All start again at the last step: one that has finished counts as ready for the others."""
+    await world.ended(*world.start_many(3))
+    for name in ("n0", "n1", "n2"):
+        world.start(name, bootstrap=None if name == "n0" else "n0")
+    await world.ended(*world.hosts.values(), within_s=60)
 
-    async def scenario(world: World) -> None:
-        await world.ended(*world.start_many(3))
-        for name in ("n0", "n1", "n2"):
-            world.start(name, bootstrap=None if name == "n0" else "n0")
-        await world.ended(*world.hosts.values(), within_s=60)
-
-        assert len(set(world.written().values())) == 1
-
-    simulate(scenario, training__checkpoint_s=1.0)
+    assert len(set(world.written().values())) == 1
 
 
-def test_a_run_that_has_all_its_steps_trains_nothing_when_it_is_started_again() -> None:
+@played_by(simulate, training__min_nodes=1, training__checkpoint_s=60.0)
+async def test_a_run_that_has_all_its_steps_trains_nothing_when_it_is_started_again(world: World) -> None:
     """The result of the second start has the steps of the first, and says so."""
+    await world.ended(world.start("n0"))
+    first = world.results()["n0"]
+    await world.ended(world.start("n0"))
+    again = world.results()["n0"]
 
-    async def scenario(world: World) -> None:
-        await world.ended(world.start("n0"))
-        first = world.results()["n0"]
-        await world.ended(world.start("n0"))
-        again = world.results()["n0"]
-
-        assert (first.step, first.began_at, again.step, again.began_at) == (12, 0, 12, 12)
-        assert "trained nothing" in "\n".join(again.lines())
-        assert "trained nothing" not in "\n".join(first.lines())
-
-    simulate(scenario, training__min_nodes=1, training__checkpoint_s=60.0)
+    assert (first.step, first.began_at, again.step, again.began_at) == (12, 0, 12, 12)
+    assert "trained nothing" in "\n".join(again.lines())
+    assert "trained nothing" not in "\n".join(first.lines())

@@ -11,6 +11,7 @@ from p2pnode.training.exchange.messages import Push
 from p2pnode.training.shards.applied import Applied, DeltaId
 from p2pnode.training.shards.state import ShardState
 from tests.harness.histories.conservation import play
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.exchange_story import (
     BOUND_S,
     ONES,
@@ -45,41 +46,40 @@ def copy_of(world: World) -> ShardState:
     return state
 
 
-def test_a_node_that_starts_again_and_again_leaves_a_bounded_set(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(simulate, nodes=5)
+async def test_a_node_that_starts_again_and_again_leaves_a_bounded_set(
+    world: World, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of 24 starts the owner lists the last few, and so does its backup, which takes over with what it knows. A delta
     of the first start that comes again is refused, as a push and as a repair."""
     monkeypatch.setattr(Applied, "MAX_STARTS", LISTED)
+    node = world.members["n4"].contact.node_id
+    for step in range(1, STARTS + 1):
+        world.kill("n4")
+        await asyncio.sleep(0.5)
+        await push(await join(world, "n4"), step)
+        await asyncio.sleep(1.5)
+    expected = STARTS * (STARTS + 1) / 2
+    first = DeltaId(node, 2, 1)
+    for state in (exchange_of(owner(world)).store.owned[0].state, copy_of(world)):
+        assert state.version == STARTS
+        assert len(state.applied.rows()) == LISTED
+        assert not state.knows(first)
+        assert state.may_have_forgotten(first)
+    assert [await pushed_again(world, first, repair=repair) for repair in (False, True)] == ["refused late"] * 2
 
-    async def scenario(world: World) -> None:
-        node = world.members["n4"].contact.node_id
-        for step in range(1, STARTS + 1):
-            world.kill("n4")
-            await asyncio.sleep(0.5)
-            await push(await join(world, "n4"), step)
-            await asyncio.sleep(1.5)
-        expected = STARTS * (STARTS + 1) / 2
-        first = DeltaId(node, 2, 1)
-        for state in (exchange_of(owner(world)).store.owned[0].state, copy_of(world)):
-            assert state.version == STARTS
-            assert len(state.applied.rows()) == LISTED
-            assert not state.knows(first)
-            assert state.may_have_forgotten(first)
-        assert [await pushed_again(world, first, repair=repair) for repair in (False, True)] == ["refused late"] * 2
+    assert value(world) == [expected, expected]
 
-        assert value(world) == [expected, expected]
-
-        former = owner(world)
-        world.kill(former.name)
-        await until(
-            world,
-            lambda: any(0 in exchange_of(one).store.owned for one in world.running()),
-            within_s=2 * BOUND_S,
-            what="the backup takes over",
-        )
-        assert await pushed_again(world, first, repair=True) in ("refused late", "retry no_backup_yet")
-        assert value(world)[0] == expected
-
-    simulate(scenario, nodes=5)
+    former = owner(world)
+    world.kill(former.name)
+    await until(
+        world,
+        lambda: any(0 in exchange_of(one).store.owned for one in world.running()),
+        within_s=2 * BOUND_S,
+        what="the backup takes over",
+    )
+    assert await pushed_again(world, first, repair=True) in ("refused late", "retry no_backup_yet")
+    assert value(world)[0] == expected
 
 
 def test_histories_whose_sets_forget_lose_nothing_and_add_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from tests.harness.environment.simulated import MemoryDisk
 from tests.harness.environment.virtual_loop import OWNER, VirtualLoop
 from tests.harness.network.nat import Nat
 from tests.harness.runner.long_run import more
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.swarm import PORT, Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, Vector, delta_of, exponential, initial_vector
 from tests.simulated.test_swarm_training import EXACT, SIZE, expected, settle
@@ -263,26 +264,23 @@ def test_one_of_two_servers_is_enough_and_both_go_on_with_the_newer_disk(seed: i
     play(story, seed=seed)
 
 
-def test_a_node_that_starts_while_the_server_is_away_waits_for_it() -> None:
+@played_by(play, seed=31)
+async def test_a_node_that_starts_while_the_server_is_away_waits_for_it(swarm: Swarm) -> None:
     """It says whom it dials and why that fails. It joins when the server is back, and trains with the others."""
-
-    async def story(swarm: Swarm) -> None:
-        await star(swarm, 2)
-        await swarm.kill("n0")
-        await asyncio.sleep(10.0)
-        late = hide(swarm, 9)
-        await asyncio.sleep(20.0)
-        assert late.living.phase == "joining"
-        [finding] = [one for one in findings(late, swarm) if one.what.startswith("bootstrap 10.0.0.2:8468")]
-        assert "see that the node runs" in finding.do
-        swarm.start("n0")
-        await swarm.until(lambda: late.living.progress.step >= 5, within_s=60, what="it trains")
-        await merged(swarm)
-        # It begins where the server was: its first steps may be refused as late, which it counts.
-        await there_is_one_model(swarm, "n0", "h9")
-        assert late.living.exchange.counters.refused <= 3 * SHARDS
-
-    play(story, seed=31)
+    await star(swarm, 2)
+    await swarm.kill("n0")
+    await asyncio.sleep(10.0)
+    late = hide(swarm, 9)
+    await asyncio.sleep(20.0)
+    assert late.living.phase == "joining"
+    [finding] = [one for one in findings(late, swarm) if one.what.startswith("bootstrap 10.0.0.2:8468")]
+    assert "see that the node runs" in finding.do
+    swarm.start("n0")
+    await swarm.until(lambda: late.living.progress.step >= 5, within_s=60, what="it trains")
+    await merged(swarm)
+    # It begins where the server was: its first steps may be refused as late, which it counts.
+    await there_is_one_model(swarm, "n0", "h9")
+    assert late.living.exchange.counters.refused <= 3 * SHARDS
 
 
 def test_clients_in_one_network_wait_for_the_one_that_founded() -> None:
@@ -309,70 +307,64 @@ def test_clients_in_one_network_wait_for_the_one_that_founded() -> None:
     assert {record.node for record in swarm.of("shards_taken_over")} == {"n0"}
 
 
-def test_neighbours_behind_one_router_do_not_make_each_other_owners() -> None:
+@played_by(play, seed=51)
+async def test_neighbours_behind_one_router_do_not_make_each_other_owners(swarm: Swarm) -> None:
     """They reach each other and the server reaches neither: neither owns a shard or backs one up, and both wait for the
     server, although each has a neighbour that could be its backup."""
-
-    async def story(swarm: Swarm) -> None:
-        swarm.start("n0")
-        await trained(swarm, 2)
-        swarm.network.behind(Nat("203.0.113.1"), "192.168.1.2", "192.168.1.3")
-        for number in (2, 3):
-            swarm.start(f"h{number}", bootstrap="n0", address=f"192.168.1.{number}")
-        # As after an announcement in their network: they know each other by their own addresses.
-        await trained(swarm, 12)
-        await asyncio.sleep(70.0)
-        assert not any(host.living.overlay.is_eligible for host in at_home(swarm))
-        await swarm.kill("n0")
-        await asyncio.sleep(70.0)
-        assert not any(host.living.overlay.is_eligible for host in at_home(swarm))
-        assert all(host.living.exchange.is_apart for host in at_home(swarm))
-        swarm.start("n0")
-        await merged(swarm)
-        await there_is_one_model(swarm, "n0")
-
-    play(story, seed=51)
+    swarm.start("n0")
+    await trained(swarm, 2)
+    swarm.network.behind(Nat("203.0.113.1"), "192.168.1.2", "192.168.1.3")
+    for number in (2, 3):
+        swarm.start(f"h{number}", bootstrap="n0", address=f"192.168.1.{number}")
+    # As after an announcement in their network: they know each other by their own addresses.
+    await trained(swarm, 12)
+    await asyncio.sleep(70.0)
+    assert not any(host.living.overlay.is_eligible for host in at_home(swarm))
+    await swarm.kill("n0")
+    await asyncio.sleep(70.0)
+    assert not any(host.living.overlay.is_eligible for host in at_home(swarm))
+    assert all(host.living.exchange.is_apart for host in at_home(swarm))
+    swarm.start("n0")
+    await merged(swarm)
+    await there_is_one_model(swarm, "n0")
 
 
-def test_a_server_that_has_lost_its_disk_is_replaced_by_a_copy_of_a_member() -> None:
+@played_by(play, seed=61)
+async def test_a_server_that_has_lost_its_disk_is_replaced_by_a_copy_of_a_member(swarm: Swarm) -> None:
     """Under a new key it founds a swarm of its own: the members do not enter it, own nothing, and say what to do. So it
     is done: started again with the directory of one of them, it has what that one had written, and all go on."""
+    await star(swarm, 3)
+    genesis = swarm.hosts["n0"].living.overlay.genesis
+    await swarm.kill("n0")
+    await asyncio.sleep(10.0)
+    server = swarm.hosts["n0"]
+    server.disk = MemoryDisk()
+    swarm.start("n0")
+    await asyncio.sleep(RETURN_S)
+    assert server.living.overlay.genesis != genesis
+    for host in at_home(swarm):
+        assert host.living.exchange.is_apart
+        assert not host.living.exchange.store.owned
+        [finding] = [one for one in findings(host, swarm) if "belongs to another swarm" in one.what]
+        assert finding.what.startswith("bootstrap 10.0.0.2:8468")
+        assert "--reopen" in finding.do
 
-    async def story(swarm: Swarm) -> None:
-        await star(swarm, 3)
-        genesis = swarm.hosts["n0"].living.overlay.genesis
-        await swarm.kill("n0")
-        await asyncio.sleep(10.0)
-        server = swarm.hosts["n0"]
-        server.disk = MemoryDisk()
-        swarm.start("n0")
-        await asyncio.sleep(RETURN_S)
-        assert server.living.overlay.genesis != genesis
-        for host in at_home(swarm):
-            assert host.living.exchange.is_apart
-            assert not host.living.exchange.store.owned
-            [finding] = [one for one in findings(host, swarm) if "belongs to another swarm" in one.what]
-            assert finding.what.startswith("bootstrap 10.0.0.2:8468")
-            assert "--reopen" in finding.do
-
-        await swarm.kill("n0")
-        member = swarm.hosts["h1"]
-        written = [record for record in swarm.of("checkpoint_written") if record.node == "h1"][-1]
-        server.disk = copy.deepcopy(member.disk)
-        for name in ("identity.key", "incarnation"):
-            server.disk.remove(name)
-        swarm.start("n0", reopens=True)
-        await merged(swarm)
-        await trained(swarm, 5)
-        await settle(swarm)
-        value = swarm.value()
-        for host in swarm.running():
-            await host.living.exchange.pull(host.living.progress.step)
-            np.testing.assert_array_equal(host.trainer.vector, value, err_msg=host.name)
-        assert server.living.overlay.genesis == genesis
-        assert server.living.progress.step > written.fields["step"]
-
-    play(story, seed=61)
+    await swarm.kill("n0")
+    member = swarm.hosts["h1"]
+    written = [record for record in swarm.of("checkpoint_written") if record.node == "h1"][-1]
+    server.disk = copy.deepcopy(member.disk)
+    for name in ("identity.key", "incarnation"):
+        server.disk.remove(name)
+    swarm.start("n0", reopens=True)
+    await merged(swarm)
+    await trained(swarm, 5)
+    await settle(swarm)
+    value = swarm.value()
+    for host in swarm.running():
+        await host.living.exchange.pull(host.living.progress.step)
+        np.testing.assert_array_equal(host.trainer.vector, value, err_msg=host.name)
+    assert server.living.overlay.genesis == genesis
+    assert server.living.progress.step > written.fields["step"]
 
 
 def behind_open_port(swarm: Swarm, name: str, address: str, **settings: Any) -> Nat:
@@ -384,66 +376,60 @@ def behind_open_port(swarm: Swarm, name: str, address: str, **settings: Any) -> 
     return nat
 
 
-def test_an_owner_whose_router_closes_hands_its_shards_over_and_backs_none_up() -> None:
+@played_by(play, seed=71)
+async def test_an_owner_whose_router_closes_hands_its_shards_over_and_backs_none_up(swarm: Swarm) -> None:
     """The founder finds out that nobody reaches it any more, and gives its shards to the other server, as it can still
     dial. As the backup it would get no delta, and each would wait for it."""
-
-    async def story(swarm: Swarm) -> None:
-        nat = behind_open_port(swarm, "n0", "192.168.9.2")
-        await trained(swarm, 2)
-        swarm.start("n1", swarm__bootstrap=[f"{nat.public}:{PORT}"], address="198.51.100.1")
-        await trained(swarm, 8)
-        former, owner = swarm.hosts["n0"], swarm.hosts["n1"]
-        nat.forward(PORT, None)
-        former.living.overlay._reachability.check_now()
-        await swarm.until(
-            lambda: len(owner.living.exchange.store.owned) == SHARDS, within_s=60, what="the other owns all shards"
-        )
-        before = [host.living.progress.step for host in swarm.running()]
-        await asyncio.sleep(15.0)
-        made = [host.living.progress.step - step for host, step in zip(swarm.running(), before, strict=True)]
-        print(made)
-        assert min(made) > 15
-        await settle(swarm)
-        assert not any(owned.has_targets for owned in owner.living.exchange.store.owned.values())
-        assert not former.living.exchange.store.backed
-        np.testing.assert_array_equal(swarm.value(), expected(swarm))
-
-    play(story, seed=71)
+    nat = behind_open_port(swarm, "n0", "192.168.9.2")
+    await trained(swarm, 2)
+    swarm.start("n1", swarm__bootstrap=[f"{nat.public}:{PORT}"], address="198.51.100.1")
+    await trained(swarm, 8)
+    former, owner = swarm.hosts["n0"], swarm.hosts["n1"]
+    nat.forward(PORT, None)
+    former.living.overlay._reachability.check_now()
+    await swarm.until(
+        lambda: len(owner.living.exchange.store.owned) == SHARDS, within_s=60, what="the other owns all shards"
+    )
+    before = [host.living.progress.step for host in swarm.running()]
+    await asyncio.sleep(15.0)
+    made = [host.living.progress.step - step for host, step in zip(swarm.running(), before, strict=True)]
+    print(made)
+    assert min(made) > 15
+    await settle(swarm)
+    assert not any(owned.has_targets for owned in owner.living.exchange.store.owned.values())
+    assert not former.living.exchange.store.backed
+    np.testing.assert_array_equal(swarm.value(), expected(swarm))
 
 
-def test_a_backup_whose_router_closes_holds_nobody_up() -> None:
+@played_by(play, seed=81)
+async def test_a_backup_whose_router_closes_holds_nobody_up(swarm: Swarm) -> None:
     """Two servers, of which one is not reached any more, although it lives: the other goes on with all shards, alone,
     and what the first one owned is moved to it."""
-
-    async def story(swarm: Swarm) -> None:
-        swarm.start("n0", address="198.51.100.1")
-        await trained(swarm, 2)
-        nat = behind_open_port(swarm, "n1", "192.168.9.2", bootstrap="n0")
-        for number in (1, 2):
-            hide(swarm, number)
-        await trained(swarm, 12)
-        server, closed = swarm.hosts["n0"], swarm.hosts["n1"]
-        await swarm.until(
-            lambda: len(closed.living.exchange.store.owned | closed.living.exchange.store.backed) == SHARDS,
-            within_s=60,
-            what="the second server owns or backs up each shard",
-        )
-        nat.forward(PORT, None)
-        await swarm.until(
-            lambda: len(server.living.exchange.store.owned) == SHARDS, within_s=60, what="the first one owns all shards"
-        )
-        await merged(swarm)
-        before = [host.living.progress.step for host in swarm.running()]
-        await asyncio.sleep(15.0)
-        made = [host.living.progress.step - step for host, step in zip(swarm.running(), before, strict=True)]
-        print(made)
-        assert min(made) > 15
-        await settle(swarm)
-        assert not any(owned.has_targets for owned in server.living.exchange.store.owned.values())
-        np.testing.assert_array_equal(swarm.value(), expected(swarm))
-
-    play(story, seed=81)
+    swarm.start("n0", address="198.51.100.1")
+    await trained(swarm, 2)
+    nat = behind_open_port(swarm, "n1", "192.168.9.2", bootstrap="n0")
+    for number in (1, 2):
+        hide(swarm, number)
+    await trained(swarm, 12)
+    server, closed = swarm.hosts["n0"], swarm.hosts["n1"]
+    await swarm.until(
+        lambda: len(closed.living.exchange.store.owned | closed.living.exchange.store.backed) == SHARDS,
+        within_s=60,
+        what="the second server owns or backs up each shard",
+    )
+    nat.forward(PORT, None)
+    await swarm.until(
+        lambda: len(server.living.exchange.store.owned) == SHARDS, within_s=60, what="the first one owns all shards"
+    )
+    await merged(swarm)
+    before = [host.living.progress.step for host in swarm.running()]
+    await asyncio.sleep(15.0)
+    made = [host.living.progress.step - step for host, step in zip(swarm.running(), before, strict=True)]
+    print(made)
+    assert min(made) > 15
+    await settle(swarm)
+    assert not any(owned.has_targets for owned in server.living.exchange.store.owned.values())
+    np.testing.assert_array_equal(swarm.value(), expected(swarm))
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("one", 91), *more(("each", 94), ("own", 93))])

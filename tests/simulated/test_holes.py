@@ -18,6 +18,7 @@ from p2pnode.training.exchange.messages import Pull, PullAnswer, PullResult, dec
 from p2pnode.training.shards.applied import DeltaId
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.status_swarm import report
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential, initial_vector
@@ -115,23 +116,20 @@ def findings(swarm: Swarm, host: Host) -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["silent", *more("refused", "network", "clock")])
-def test_a_joiner_that_cannot_reach_one_owner_joins(how: str) -> None:
+@played_by(simulate, seed=61)
+async def test_a_joiner_that_cannot_reach_one_owner_joins(swarm: Swarm, *, how: str) -> None:
     """It is told so at once, or never: it has the model within 15 s, what it trains is in all shards, and what the
     owner trains comes to it."""
+    swarm.start_many(3)
+    await trained(swarm, 5)
+    swarm.network.hole(address(1), address(3), HOLES[how])
+    assert len(swarm.hosts["n1"].living.exchange.store.owned) > SHARDS // 5
+    joiner = swarm.start("late", bootstrap="n0")
+    await swarm.until(lambda: joiner.living.state in ("training", "waiting"), within_s=15, what="it trains")
+    await swarm.until(lambda: len(joiner.trainer.trained) >= 8, within_s=60, what="it goes on")
+    await settle(swarm)
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(3)
-        await trained(swarm, 5)
-        swarm.network.hole(address(1), address(3), HOLES[how])
-        assert len(swarm.hosts["n1"].living.exchange.store.owned) > SHARDS // 5
-        joiner = swarm.start("late", bootstrap="n0")
-        await swarm.until(lambda: joiner.living.state in ("training", "waiting"), within_s=15, what="it trains")
-        await swarm.until(lambda: len(joiner.trainer.trained) >= 8, within_s=60, what="it goes on")
-        await settle(swarm)
-
-        assert_conserved(swarm)
-
-    simulate(scenario, seed=61)
+    assert_conserved(swarm)
 
 
 def put_off(head: bytes) -> Response:
@@ -161,52 +159,46 @@ def pulls_are_answered(host: Host, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["reject", *more("put_off", "talk_nonsense")])
-def test_a_joiner_takes_from_the_backup_what_an_owner_does_not_serve(how: str) -> None:
+@played_by(simulate, seed=62, exchange__tenure_s=2.0)
+async def test_a_joiner_takes_from_the_backup_what_an_owner_does_not_serve(swarm: Swarm, *, how: str) -> None:
     """The owner answers, and sends no value: its shards come from other members, those that back them up first."""
+    swarm.start_many(3)
+    await trained(swarm, 5)
+    await asyncio.sleep(10.0)  # each shard has come to its best candidates
+    owner = swarm.hosts["n1"]
+    pulls_are_answered(owner, how)
+    backups = {
+        one.backup.node_id.hex()[:8] for one in owner.living.exchange.store.owned.values() if one.backup is not None
+    }
+    joiner = swarm.start("late", bootstrap="n0")
+    await swarm.until(lambda: joiner.living.state in ("training", "waiting"), within_s=15, what="it trains")
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(3)
-        await trained(swarm, 5)
-        await asyncio.sleep(10.0)  # each shard has come to its best candidates
-        owner = swarm.hosts["n1"]
-        pulls_are_answered(owner, how)
-        backups = {
-            one.backup.node_id.hex()[:8] for one in owner.living.exchange.store.owned.values() if one.backup is not None
-        }
-        joiner = swarm.start("late", bootstrap="n0")
-        await swarm.until(lambda: joiner.living.state in ("training", "waiting"), within_s=15, what="it trains")
-
-        changes = [record.fields for record in swarm.of("donor_changed")]
-        assert {one["donor"] for one in changes} <= backups
-        assert {owner for one in changes for owner in one["slow"]} == {short(owner.living.overlay.node_id)}
-
-    simulate(scenario, seed=62, exchange__tenure_s=2.0)
+    changes = [record.fields for record in swarm.of("donor_changed")]
+    assert {one["donor"] for one in changes} <= backups
+    assert {owner for one in changes for owner in one["slow"]} == {short(owner.living.overlay.node_id)}
 
 
-def test_a_joiner_names_the_owner_that_it_waits_for_and_the_reason() -> None:
+@played_by(simulate, seed=63)
+async def test_a_joiner_names_the_owner_that_it_waits_for_and_the_reason(swarm: Swarm) -> None:
     """Nobody serves the shards of one owner: after 10 s `/status` says whose they are, at which address, and why."""
+    swarm.start_many(2)
+    await trained(swarm, 3)
+    await asyncio.sleep(5.0)
+    for host in swarm.running():
+        pulls_are_answered(host, "reject")
+    joiner = swarm.start("late", bootstrap="n0")
+    await asyncio.sleep(13.0)
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(2)
-        await trained(swarm, 3)
-        await asyncio.sleep(5.0)
-        for host in swarm.running():
-            pulls_are_answered(host, "reject")
-        joiner = swarm.start("late", bootstrap="n0")
-        await asyncio.sleep(13.0)
-
-        seen = status(swarm, joiner)
-        assert seen.state == "joining"
-        assert "0 % of the model is here" in seen.summary
-        (found,) = [one for one in findings(swarm, joiner) if "do not come" in one]
-        for owner in (swarm.hosts["n0"], swarm.hosts["n1"]):
-            count = len(owner.living.exchange.store.owned)
-            where = f"{count} of {short(owner.living.overlay.node_id)} at {owner.living.overlay.address} for 1"
-            assert where in found
-            assert where in seen.summary
-        assert found.count("(the disk of this node is full)") == 2
-
-    simulate(scenario, seed=63)
+    seen = status(swarm, joiner)
+    assert seen.state == "joining"
+    assert "0 % of the model is here" in seen.summary
+    (found,) = [one for one in findings(swarm, joiner) if "do not come" in one]
+    for owner in (swarm.hosts["n0"], swarm.hosts["n1"]):
+        count = len(owner.living.exchange.store.owned)
+        where = f"{count} of {short(owner.living.overlay.node_id)} at {owner.living.overlay.address} for 1"
+        assert where in found
+        assert where in seen.summary
+    assert found.count("(the disk of this node is full)") == 2
 
 
 # -- members ----------------------------------------------------------------------------------------------------------
@@ -252,45 +244,39 @@ def test_members_on_both_sides_of_a_hole_exchange_all_shards(how: str, method: s
     simulate(scenario, seed=64, barrier__method=method, training__min_nodes=least)
 
 
-def test_a_hole_that_closes_ends_the_detour() -> None:
+@played_by(simulate, seed=65)
+async def test_a_hole_that_closes_ends_the_detour(swarm: Swarm) -> None:
     """Within a minute requests are direct again, and the finding goes."""
+    swarm.network.hole(address(1), address(2), REFUSED)
+    swarm.start_many(3)
+    await trained(swarm, 20)
+    assert [one for one in findings(swarm, swarm.hosts["n1"]) if "only by way" in one]
+    swarm.network.heal()
+    await swarm.until(
+        lambda: not any(host.living.exchange.view.score.unreached() for host in swarm.running()),
+        within_s=61,
+        what="all are reached directly",
+    )
+    assert findings(swarm, swarm.hosts["n1"]) == []
+    await settle(swarm)
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.network.hole(address(1), address(2), REFUSED)
-        swarm.start_many(3)
-        await trained(swarm, 20)
-        assert [one for one in findings(swarm, swarm.hosts["n1"]) if "only by way" in one]
-        swarm.network.heal()
-        await swarm.until(
-            lambda: not any(host.living.exchange.view.score.unreached() for host in swarm.running()),
-            within_s=61,
-            what="all are reached directly",
-        )
-        assert findings(swarm, swarm.hosts["n1"]) == []
-        await settle(swarm)
-
-        assert_conserved(swarm)
-
-    simulate(scenario, seed=65)
+    assert_conserved(swarm)
 
 
-def test_a_member_names_the_owner_that_takes_no_deltas_and_the_reason() -> None:
+@played_by(simulate, seed=66)
+async def test_a_member_names_the_owner_that_takes_no_deltas_and_the_reason(swarm: Swarm) -> None:
     """An owner rejects each push of one member, so no other helps: the finding names it, its address and its reason."""
+    swarm.start_many(3)
+    await trained(swarm, 5)
+    owner = swarm.hosts["n1"].living
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(3)
-        await trained(swarm, 5)
-        owner = swarm.hosts["n1"].living
+    async def handler(_sender: Contact, head: bytes, _stream: AsyncIterator[Buffer]) -> Response:
+        return reject(head)
 
-        async def handler(_sender: Contact, head: bytes, _stream: AsyncIterator[Buffer]) -> Response:
-            return reject(head)
+    owner.overlay.register("push", handler)
+    await asyncio.sleep(14.0)
 
-        owner.overlay.register("push", handler)
-        await asyncio.sleep(14.0)
-
-        (found,) = [what for what in findings(swarm, swarm.hosts["n2"]) if "wait for their owners" in what]
-        owned = len(owner.exchange.store.owned)
-        assert f": {owned} of {short(owner.overlay.node_id)} at {owner.overlay.address} for 1" in found
-        assert found.endswith("(the disk of this node is full)")
-
-    simulate(scenario, seed=66)
+    (found,) = [what for what in findings(swarm, swarm.hosts["n2"]) if "wait for their owners" in what]
+    owned = len(owner.exchange.store.owned)
+    assert f": {owned} of {short(owner.overlay.node_id)} at {owner.overlay.address} for 1" in found
+    assert found.endswith("(the disk of this node is full)")

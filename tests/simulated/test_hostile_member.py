@@ -30,6 +30,7 @@ from tests.harness.builders.stores import contact, owner_of, store_of, term
 from tests.harness.builders.typed_values import KINDS, Typed
 from tests.harness.environment.virtual_loop import START_S, VirtualLoop
 from tests.harness.runner.long_run import more
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 
@@ -128,42 +129,36 @@ def damaged(shard: int) -> Iterator[tuple[str, list[Buffer]]]:
 
 
 @pytest.mark.promise(7)
-def test_what_is_no_delta_is_refused_with_a_reason_and_changes_nothing() -> None:
+@played_by(simulate)
+async def test_what_is_no_delta_is_refused_with_a_reason_and_changes_nothing(swarm: Swarm) -> None:
     """NaN, infinity, too few and too many values, another shard's, an unknown codec, half a frame."""
+    victim = victim_of(swarm)
+    exchange = victim.living.exchange
+    shard = next(iter(exchange.store.owned))
+    for reason, body in damaged(shard):
+        before = exchange.counters.refused_here.get(reason, 0)
+        push = push_of(swarm, shard)
+        (result,) = decode(await ask(swarm, victim, "push", encode(push), body), PushAnswer).results
 
-    async def scenario(swarm: Swarm) -> None:
-        victim = victim_of(swarm)
-        exchange = victim.living.exchange
-        shard = next(iter(exchange.store.owned))
-        for reason, body in damaged(shard):
-            before = exchange.counters.refused_here.get(reason, 0)
-            push = push_of(swarm, shard)
-            (result,) = decode(await ask(swarm, victim, "push", encode(push), body), PushAnswer).results
-
-            assert (result.status, result.reason) == ("refused", reason)
-            assert exchange.counters.refused_here[reason] == before + 1
-            assert not exchange.store.owned[shard].state.knows(DeltaId(push.node, push.incarnation, push.step))
-
-    simulate(scenario)
+        assert (result.status, result.reason) == ("refused", reason)
+        assert exchange.counters.refused_here[reason] == before + 1
+        assert not exchange.store.owned[shard].state.knows(DeltaId(push.node, push.incarnation, push.step))
 
 
-def test_a_delta_in_another_s_name_or_of_long_ago_is_refused() -> None:
+@played_by(simulate)
+async def test_a_delta_in_another_s_name_or_of_long_ago_is_refused(swarm: Swarm) -> None:
     """Only its node pushes a delta; and none whose base is ten steps and more behind."""
-
-    async def scenario(swarm: Swarm) -> None:
-        victim = victim_of(swarm)
-        shard = next(iter(victim.living.exchange.store.owned))
-        await swarm.until(lambda: min(map(step_of, swarm.running())) >= 30, within_s=200, what="30 steps")
-        body = body_of(shard, np.ones(SIZE // SHARDS))
-        for changes, reason in (
-            ({"node": swarm.hosts["n0"].living.overlay.node_id}, "not_yours"),
-            ({"base_step": 0}, "late"),
-        ):
-            payload = encode(push_of(swarm, shard, **changes))
-            (result,) = decode(await ask(swarm, victim, "push", payload, body), PushAnswer).results
-            assert (result.status, result.reason) == ("refused", reason)
-
-    simulate(scenario)
+    victim = victim_of(swarm)
+    shard = next(iter(victim.living.exchange.store.owned))
+    await swarm.until(lambda: min(map(step_of, swarm.running())) >= 30, within_s=200, what="30 steps")
+    body = body_of(shard, np.ones(SIZE // SHARDS))
+    for changes, reason in (
+        ({"node": swarm.hosts["n0"].living.overlay.node_id}, "not_yours"),
+        ({"base_step": 0}, "late"),
+    ):
+        payload = encode(push_of(swarm, shard, **changes))
+        (result,) = decode(await ask(swarm, victim, "push", payload, body), PushAnswer).results
+        assert (result.status, result.reason) == ("refused", reason)
 
 
 @pytest.mark.parametrize(("kind", "most"), [("population", 2 / 3), ("samples", 8 / 3), ("sum", 1.0)])
@@ -191,66 +186,57 @@ def test_a_weight_is_believed_within_reason_only(kind: str, most: float) -> None
     simulate(scenario, exchange__weight=kind, exchange__outer_lr=1.0, exchange__outer_momentum=0.0)
 
 
-def test_reconciling_a_split_does_not_bypass_validation() -> None:
+@played_by(simulate)
+async def test_reconciling_a_split_does_not_bypass_validation(swarm: Swarm) -> None:
     """What comes as a repair is looked at like a push: finite, and of no more weight than two estimates allow."""
+    victim = victim_of(swarm)
+    exchange = victim.living.exchange
+    shard = next(iter(exchange.store.owned))
+    liar = swarm.hosts[LIAR].living
+    for number, values in enumerate((np.full(16, np.nan), np.full(16, 1.0))):
+        logged = LoggedDelta(shard, liar.overlay.node_id, liar.incarnation - 1, 5000 + number, 1e6, 1.0)
+        answer = await ask(swarm, victim, "repair", encode(OfferedDeltas([logged])), body_of(shard, values))
+        assert decode(answer, OfferedDeltasAnswer).added == number
 
-    async def scenario(swarm: Swarm) -> None:
-        victim = victim_of(swarm)
-        exchange = victim.living.exchange
-        shard = next(iter(exchange.store.owned))
-        liar = swarm.hosts[LIAR].living
-        for number, values in enumerate((np.full(16, np.nan), np.full(16, 1.0))):
-            logged = LoggedDelta(shard, liar.overlay.node_id, liar.incarnation - 1, 5000 + number, 1e6, 1.0)
-            answer = await ask(swarm, victim, "repair", encode(OfferedDeltas([logged])), body_of(shard, values))
-            assert decode(answer, OfferedDeltasAnswer).added == number
-
-        assert exchange.counters.refused_here == {"not_finite": 1}
-        assert np.isfinite(exchange.store.owned[shard].state.value).all()
-        assert np.abs(exchange.store.owned[shard].state.value).max() < 100.0
-
-    simulate(scenario)
+    assert exchange.counters.refused_here == {"not_finite": 1}
+    assert np.isfinite(exchange.store.owned[shard].state.value).all()
+    assert np.abs(exchange.store.owned[shard].state.value).max() < 100.0
 
 
-def test_lists_and_numbers_have_bounds() -> None:
+@played_by(simulate)
+async def test_lists_and_numbers_have_bounds(swarm: Swarm) -> None:
     """More entries than a swarm has shards, longer texts than an address, numbers beyond a frame's: not decoded."""
-
-    async def scenario(swarm: Swarm) -> None:
-        victim = victim_of(swarm)
-        where = [0, [1, b""], b"n" * 20, "x" * 46, 8468]
-        for name, payload in (
-            ("push", encode(push_of(swarm, 0, shards=[0] * 4097))),
-            ("push", encode(push_of(swarm, 0, step=(1 << 64) - 1))),
-            ("fetch", encode(Fetch([0] * 17))),
-            ("where_is", encode(LocateOwners([0] * 4097, []))),
-            ("where_is", msgspec.msgpack.encode([[], [where]])),
-            ("where_is", msgspec.msgpack.encode([[], [[0, [1, b"n" * 21], *where[2:]]]])),
-        ):
-            with pytest.raises(TransportError, match="malformed") as caught:
-                await ask(swarm, victim, name, payload, [])
-            assert caught.value.kind == "rejected"
-
-    simulate(scenario)
+    victim = victim_of(swarm)
+    where = [0, [1, b""], b"n" * 20, "x" * 46, 8468]
+    for name, payload in (
+        ("push", encode(push_of(swarm, 0, shards=[0] * 4097))),
+        ("push", encode(push_of(swarm, 0, step=(1 << 64) - 1))),
+        ("fetch", encode(Fetch([0] * 17))),
+        ("where_is", encode(LocateOwners([0] * 4097, []))),
+        ("where_is", msgspec.msgpack.encode([[], [where]])),
+        ("where_is", msgspec.msgpack.encode([[], [[0, [1, b"n" * 21], *where[2:]]]])),
+    ):
+        with pytest.raises(TransportError, match="malformed") as caught:
+            await ask(swarm, victim, name, payload, [])
+        assert caught.value.kind == "rejected"
 
 
-def test_deltas_held_for_a_barrier_do_not_pile_up() -> None:
+@played_by(simulate, barrier__method="bsp")
+async def test_deltas_held_for_a_barrier_do_not_pile_up(swarm: Swarm) -> None:
     """Under bsp a member that pushes step upon step without any barrier is answered `too_many_pending`; memory is
     bounded."""
+    victim = victim_of(swarm)
+    exchange = victim.living.exchange
+    shard = next(iter(exchange.store.owned))
+    body = body_of(shard, np.ones(SIZE // SHARDS))
+    statuses = []
+    for number in range(40):
+        payload = encode(push_of(swarm, shard, step=10_000 + number))
+        (result,) = decode(await ask(swarm, victim, "push", payload, body), PushAnswer).results
+        statuses.append((result.status, result.reason))
 
-    async def scenario(swarm: Swarm) -> None:
-        victim = victim_of(swarm)
-        exchange = victim.living.exchange
-        shard = next(iter(exchange.store.owned))
-        body = body_of(shard, np.ones(SIZE // SHARDS))
-        statuses = []
-        for number in range(40):
-            payload = encode(push_of(swarm, shard, step=10_000 + number))
-            (result,) = decode(await ask(swarm, victim, "push", payload, body), PushAnswer).results
-            statuses.append((result.status, result.reason))
-
-        assert statuses[:16] == [("ok", "")] * 16
-        assert set(statuses[16:]) == {("retry", "too_many_pending")}
-
-    simulate(scenario, barrier__method="bsp")
+    assert statuses[:16] == [("ok", "")] * 16
+    assert set(statuses[16:]) == {("retry", "too_many_pending")}
 
 
 def test_live_deltas_for_a_state_that_never_comes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,32 +268,27 @@ def test_incarnations_made_up_do_not_grow_a_shard_for_ever() -> None:
 
 
 @pytest.mark.promise(7)
-def test_the_largest_numbers_leave_every_value_finite_and_training_goes_on() -> None:
+@played_by(simulate)
+async def test_the_largest_numbers_leave_every_value_finite_and_training_goes_on(swarm: Swarm) -> None:
     """As a delta and as a repair, once and again: they are refused with a reason, nothing of them stays in a value, and
     the honest deltas that follow are added."""
-
-    async def scenario(swarm: Swarm) -> None:
-        victim = victim_of(swarm)
-        exchange = victim.living.exchange
-        shard = next(iter(exchange.store.owned))
-        liar = swarm.hosts[LIAR].living
-        largest = np.full(SIZE // SHARDS, 3e38)
-        for number, values in enumerate((largest, -largest, largest * np.resize([1, -1], largest.size))):
-            push = push_of(swarm, shard, step=liar.progress.step + 1000 + number, weight=1.0)
-            answer = decode(await ask(swarm, victim, "push", encode(push), body_of(shard, values)), PushAnswer)
-            assert [(one.status, one.reason) for one in answer.results] == [("refused", "out_of_range")]
-            logged = LoggedDelta(shard, liar.overlay.node_id, liar.incarnation - 1, 5000 + number, 1.0, 1.0)
-            mended = OfferedDeltas([logged])
-            answer = await ask(swarm, victim, "repair", encode(mended), body_of(shard, values))
-            assert decode(answer, OfferedDeltasAnswer).added == 0
-        before = min(map(step_of, swarm.running()))
-        await swarm.until(
-            lambda: min(map(step_of, swarm.running())) >= before + 3, within_s=60, what="three steps more"
-        )
-        assert np.abs(swarm.value()).max() < 100.0
-        assert set(exchange.counters.refused_here) == {"out_of_range"}
-
-    simulate(scenario)
+    victim = victim_of(swarm)
+    exchange = victim.living.exchange
+    shard = next(iter(exchange.store.owned))
+    liar = swarm.hosts[LIAR].living
+    largest = np.full(SIZE // SHARDS, 3e38)
+    for number, values in enumerate((largest, -largest, largest * np.resize([1, -1], largest.size))):
+        push = push_of(swarm, shard, step=liar.progress.step + 1000 + number, weight=1.0)
+        answer = decode(await ask(swarm, victim, "push", encode(push), body_of(shard, values)), PushAnswer)
+        assert [(one.status, one.reason) for one in answer.results] == [("refused", "out_of_range")]
+        logged = LoggedDelta(shard, liar.overlay.node_id, liar.incarnation - 1, 5000 + number, 1.0, 1.0)
+        mended = OfferedDeltas([logged])
+        answer = await ask(swarm, victim, "repair", encode(mended), body_of(shard, values))
+        assert decode(answer, OfferedDeltasAnswer).added == 0
+    before = min(map(step_of, swarm.running()))
+    await swarm.until(lambda: min(map(step_of, swarm.running())) >= before + 3, within_s=60, what="three steps more")
+    assert np.abs(swarm.value()).max() < 100.0
+    assert set(exchange.counters.refused_here) == {"out_of_range"}
 
 
 @pytest.mark.parametrize("method", ["bsp", *more("pbsp")])
@@ -337,58 +318,51 @@ def test_a_member_that_never_moves_is_not_waited_for(method: str, monkeypatch: p
         (2, 1 << 60),
     ],
 )
-def test_a_step_that_no_time_explains_takes_nobody_along(
-    honest: int, claimed: int, monkeypatch: pytest.MonkeyPatch
+@played_by(simulate, training__max_steps=100_000, barrier__method="pbsp")
+async def test_a_step_that_no_time_explains_takes_nobody_along(
+    swarm: Swarm, *, honest: int, claimed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One member announces a step of a billion, or more than a message takes. The others, also a single one, stay where
     they are, and train on; none ends its run by it."""
-
-    async def scenario(swarm: Swarm) -> None:
-        if honest == 1:
-            await swarm.kill("n1")
-        others = [host for host in swarm.running() if host.name != LIAR]
-        local = swarm.hosts[LIAR].living.overlay.local
-        announce = local.announce
-        monkeypatch.setattr(local, "announce", lambda **fields: announce(**(fields | {"step": claimed})))
-        local.announce(activity=Activity.TRAINING)
-        before = max(map(step_of, others))
-        await swarm.until(lambda: min(map(step_of, others)) >= before + 10, within_s=90, what="ten steps")
-        assert max(map(step_of, others)) < before + 1000
-        assert len(others) == honest
-
-    simulate(scenario, training__max_steps=100_000, barrier__method="pbsp")
+    if honest == 1:
+        await swarm.kill("n1")
+    others = [host for host in swarm.running() if host.name != LIAR]
+    local = swarm.hosts[LIAR].living.overlay.local
+    announce = local.announce
+    monkeypatch.setattr(local, "announce", lambda **fields: announce(**(fields | {"step": claimed})))
+    local.announce(activity=Activity.TRAINING)
+    before = max(map(step_of, others))
+    await swarm.until(lambda: min(map(step_of, others)) >= before + 10, within_s=90, what="ten steps")
+    assert max(map(step_of, others)) < before + 1000
+    assert len(others) == honest
 
 
-def test_a_swarm_whose_values_were_broken_goes_on_from_its_last_good_checkpoint(
-    monkeypatch: pytest.MonkeyPatch,
+@played_by(simulate, training__checkpoint_s=3.0, training__keep_checkpoints=8)
+async def test_a_swarm_whose_values_were_broken_goes_on_from_its_last_good_checkpoint(
+    swarm: Swarm, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest checkpoints of all nodes have broken values, of a version that took them: they are passed over."""
-
     monkeypatch.setattr(checkpoints, "has_length", lambda _values, _limit: True)
+    await swarm.until(lambda: min(map(step_of, swarm.running())) >= 12, within_s=100, what="a few checkpoints")
+    # One that is being written would have the values of before.
+    await swarm.until(lambda: _no_checkpoint_is_due(swarm, 3.0), within_s=20, what="a moment between checkpoints")
+    for host in swarm.running():
+        store, replica = host.living.exchange.store, host.living.exchange.replica
+        states = [*(one.state for one in store.owned.values()), *(one.state for one in store.backed.values())]
+        for state in states:
+            if state is not None:
+                state.value[:] = np.nan
+        replica.vector[:] = np.nan
+    broken = len(swarm.records)
+    await swarm.until(lambda: len(_written_since(swarm, broken)) == 3, within_s=20, what="a checkpoint of each")
+    for name in list(swarm.hosts):
+        await swarm.kill(name)
+    swarm.start_many(3, training__checkpoint_s=3.0, training__keep_checkpoints=8)
+    await swarm.until(lambda: all(host.trainer.trained for host in swarm.running()), within_s=90, what="they train")
+    await asyncio.sleep(5.0)
 
-    async def scenario(swarm: Swarm) -> None:
-        await swarm.until(lambda: min(map(step_of, swarm.running())) >= 12, within_s=100, what="a few checkpoints")
-        # One that is being written would have the values of before.
-        await swarm.until(lambda: _no_checkpoint_is_due(swarm, 3.0), within_s=20, what="a moment between checkpoints")
-        for host in swarm.running():
-            store, replica = host.living.exchange.store, host.living.exchange.replica
-            states = [*(one.state for one in store.owned.values()), *(one.state for one in store.backed.values())]
-            for state in states:
-                if state is not None:
-                    state.value[:] = np.nan
-            replica.vector[:] = np.nan
-        broken = len(swarm.records)
-        await swarm.until(lambda: len(_written_since(swarm, broken)) == 3, within_s=20, what="a checkpoint of each")
-        for name in list(swarm.hosts):
-            await swarm.kill(name)
-        swarm.start_many(3, training__checkpoint_s=3.0, training__keep_checkpoints=8)
-        await swarm.until(lambda: all(host.trainer.trained for host in swarm.running()), within_s=90, what="they train")
-        await asyncio.sleep(5.0)
-
-        assert np.isfinite(swarm.value()).all()
-        assert {one.fields["reason"] for one in swarm.of("checkpoint_passed_over")} == {"its values are out of range"}
-
-    simulate(scenario, training__checkpoint_s=3.0, training__keep_checkpoints=8)
+    assert np.isfinite(swarm.value()).all()
+    assert {one.fields["reason"] for one in swarm.of("checkpoint_passed_over")} == {"its values are out of range"}
 
 
 def _no_checkpoint_is_due(swarm: Swarm, period_s: float) -> bool:
@@ -401,40 +375,37 @@ def _written_since(swarm: Swarm, record: int) -> set[str]:
     return {one.node for one in swarm.records[record:] if one.event == "checkpoint_written"}
 
 
-def test_requests_of_every_kind_with_any_values_leave_nothing_behind() -> None:
+@played_by(simulate, training__checkpoint_s=3.0)
+async def test_requests_of_every_kind_with_any_values_leave_nothing_behind(swarm: Swarm) -> None:
     """All requests that a node serves, with random and extreme values in every field. The liar leaves; the others train
     on, and after they were killed and started again too."""
     chance = random.Random(f"{SEED}/typed")
-
-    async def scenario(swarm: Swarm) -> None:
-        victim = victim_of(swarm)
-        genesis = bytes.fromhex(victim.living.exchange.manifest.genesis)
-        ids = [host.living.overlay.node_id for host in swarm.running()]
-        typed = Typed(chance, [*ids, genesis])
-        served = victim.living.overlay._requests._handlers
-        assert set(served) <= set(EVERY_KIND)
-        refused = 0
-        for name in sorted(served):
-            for _ in range(12):
-                message = typed.value(EVERY_KIND[name])
-                if hasattr(message, "genesis") and isinstance(message.genesis, bytes):
-                    message = msgspec.structs.replace(message, genesis=genesis)
-                try:
-                    payload = msgspec.msgpack.encode(message)
-                    await ask(swarm, victim, name, payload, [], is_exchange=name in KINDS)
-                except TransportError as error:
-                    refused += error.kind == "rejected"
-        assert 0 < refused < 12 * len(served)
-        await swarm.kill(LIAR)
-        await _train_on(swarm, "without the liar")
-        for name in ("n0", "n1"):
-            await swarm.kill(name)
-        for name in ("n0", "n1"):
-            swarm.start(name, bootstrap=None if name == "n0" else "n0", training__checkpoint_s=3.0)
-        await _train_on(swarm, "after a restart")
-        assert not [one for one in swarm.records if one.level == "error"]
-
-    simulate(scenario, training__checkpoint_s=3.0)
+    victim = victim_of(swarm)
+    genesis = bytes.fromhex(victim.living.exchange.manifest.genesis)
+    ids = [host.living.overlay.node_id for host in swarm.running()]
+    typed = Typed(chance, [*ids, genesis])
+    served = victim.living.overlay._requests._handlers
+    assert set(served) <= set(EVERY_KIND)
+    refused = 0
+    for name in sorted(served):
+        for _ in range(12):
+            message = typed.value(EVERY_KIND[name])
+            if hasattr(message, "genesis") and isinstance(message.genesis, bytes):
+                message = msgspec.structs.replace(message, genesis=genesis)
+            try:
+                payload = msgspec.msgpack.encode(message)
+                await ask(swarm, victim, name, payload, [], is_exchange=name in KINDS)
+            except TransportError as error:
+                refused += error.kind == "rejected"
+    assert 0 < refused < 12 * len(served)
+    await swarm.kill(LIAR)
+    await _train_on(swarm, "without the liar")
+    for name in ("n0", "n1"):
+        await swarm.kill(name)
+    for name in ("n0", "n1"):
+        swarm.start(name, bootstrap=None if name == "n0" else "n0", training__checkpoint_s=3.0)
+    await _train_on(swarm, "after a restart")
+    assert not [one for one in swarm.records if one.level == "error"]
 
 
 async def _train_on(swarm: Swarm, when: str) -> None:

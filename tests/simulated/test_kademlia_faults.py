@@ -22,6 +22,7 @@ from p2pnode.overlay.membership.service import MAX_PAUSED
 from p2pnode.overlay.peers import Contact, Heartbeat
 from p2pnode.overlay.transport import RequestRejected
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.stories import run_by
 from tests.harness.swarms.overlay_swarm import GENESIS, PORT, OverlayWorld, address_of, endpoint
 
 TAG = messages.swarm_tag("tests", GENESIS)
@@ -71,218 +72,188 @@ class Member:
 @pytest.mark.parametrize(
     "shape", [5, [[1]], [None], [[b"i" * 20, "x", 1, 2]], {"x": 1}, "text", [["", "10.0.0.1", 1]]], ids=repr
 )
-def test_a_malformed_reply_ends_no_lookup(shape: Any) -> None:
+@run_by(play)
+async def test_a_malformed_reply_ends_no_lookup(shape: Any) -> None:
     """Whatever a peer answers to `find_node` counts as no answer."""
-
-    async def story() -> None:
-        world = OverlayWorld(seed=2)
-        node = await world.found(0)
-        hostile = Member(world, b"l", shape)
-        await hostile.open(greet=endpoint(0))
-        await world.until(lambda: len(node.peers) == 1, 2.0, "it is in, its key is real")
-        found = await node.lookup(b"t" * 20)
-        assert node.node_id in [contact.node_id for contact in found]
-        assert node.report().counters["dropped_content"] > 0
-        await hostile.close()
-        await world.stop()
-
-    play(story())
+    world = OverlayWorld(seed=2)
+    node = await world.found(0)
+    hostile = Member(world, b"l", shape)
+    await hostile.open(greet=endpoint(0))
+    await world.until(lambda: len(node.peers) == 1, 2.0, "it is in, its key is real")
+    found = await node.lookup(b"t" * 20)
+    assert node.node_id in [contact.node_id for contact in found]
+    assert node.report().counters["dropped_content"] > 0
+    await hostile.close()
+    await world.stop()
 
 
-def test_a_cancelled_call_leaves_nothing_behind() -> None:
+@run_by(play)
+async def test_a_cancelled_call_leaves_nothing_behind() -> None:
     """Entry and timer are gone after the usual waits, and nothing is raised."""
-
-    async def story() -> None:
-        world = OverlayWorld(seed=3)
-        node = await world.found(0)
-        for number in range(10):
-            silent = Contact(bytes([number]) * 20, Address("10.0.0.99", PORT))
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(node.ping(silent), 0.01)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(node._lookups.find(b"t" * 20, [silent]), 0.01)
-        assert node.report().calls_waiting > 0
-        await asyncio.sleep(2)
-        assert node.report().calls_waiting == 0
-        await world.stop()
-
-    play(story())
+    world = OverlayWorld(seed=3)
+    node = await world.found(0)
+    for number in range(10):
+        silent = Contact(bytes([number]) * 20, Address("10.0.0.99", PORT))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(node.ping(silent), 0.01)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(node._lookups.find(b"t" * 20, [silent]), 0.01)
+    assert node.report().calls_waiting > 0
+    await asyncio.sleep(2)
+    assert node.report().calls_waiting == 0
+    await world.stop()
 
 
-def test_the_dead_are_not_returned_by_lookups() -> None:
+@run_by(play)
+async def test_the_dead_are_not_returned_by_lookups() -> None:
     """Only those that answered are."""
-
-    async def story() -> None:
-        world = OverlayWorld(seed=7)
-        nodes = await world.raise_swarm(30)
-        await asyncio.sleep(3)
-        dead = {nodes[number].node_id for number in range(3, 30, 5)}
-        for number in range(3, 30, 5):
-            await world.crash(number)
-        rng = random.Random(7)
-        for _ in range(10):
-            assert not dead & {contact.node_id for contact in await nodes[0].lookup(random_id(rng))}
-        await world.stop()
-
-    play(story())
+    world = OverlayWorld(seed=7)
+    nodes = await world.raise_swarm(30)
+    await asyncio.sleep(3)
+    dead = {nodes[number].node_id for number in range(3, 30, 5)}
+    for number in range(3, 30, 5):
+        await world.crash(number)
+    rng = random.Random(7)
+    for _ in range(10):
+        assert not dead & {contact.node_id for contact in await nodes[0].lookup(random_id(rng))}
+    await world.stop()
 
 
-def test_a_new_id_at_an_old_address_replaces_its_ghost() -> None:
+@run_by(play)
+async def test_a_new_id_at_an_old_address_replaces_its_ghost() -> None:
     """The old id is removed when the new node answers its ping, and the new one is in."""
-
-    async def story() -> None:
-        world = OverlayWorld(seed=8)
-        nodes = await world.raise_swarm(3)
-        await world.until(lambda: all(len(node.peers) == 2 for node in nodes), 5.0, "they know each other")
-        ghost = nodes[2].contact(nodes[1].node_id)
-        assert ghost is not None
-        await world.crash(1)
-        new = world.make(77, host=address_of(1))
-        await new.start()
-        new.found(GENESIS)
-        assert await nodes[0].ping(ghost) is None
-        assert not nodes[0].is_alive(ghost.node_id)
-        await world.until(lambda: nodes[0].is_alive(new.node_id), 2.0, "the new one is in")
-        await world.stop()
-
-    play(story())
+    world = OverlayWorld(seed=8)
+    nodes = await world.raise_swarm(3)
+    await world.until(lambda: all(len(node.peers) == 2 for node in nodes), 5.0, "they know each other")
+    ghost = nodes[2].contact(nodes[1].node_id)
+    assert ghost is not None
+    await world.crash(1)
+    new = world.make(77, host=address_of(1))
+    await new.start()
+    new.found(GENESIS)
+    assert await nodes[0].ping(ghost) is None
+    assert not nodes[0].is_alive(ghost.node_id)
+    await world.until(lambda: nodes[0].is_alive(new.node_id), 2.0, "the new one is in")
+    await world.stop()
 
 
-def test_a_changed_address_is_learnt() -> None:
+@run_by(play)
+async def test_a_changed_address_is_learnt() -> None:
     """A known id that sends from another address is asked there, proves itself, and moves."""
+    world = OverlayWorld(seed=9)
+    nodes = await world.raise_swarm(3)
+    await world.until(lambda: len(nodes[0].peers) == 2, 5.0, "they know each other")
+    await world.crash(1)
+    moved = world.make(1, host="10.9.9.9")
+    await moved.start()
+    await moved.join([f"{address_of(0)}:{PORT}"], genesis=None)
 
-    async def story() -> None:
-        world = OverlayWorld(seed=9)
-        nodes = await world.raise_swarm(3)
-        await world.until(lambda: len(nodes[0].peers) == 2, 5.0, "they know each other")
-        await world.crash(1)
-        moved = world.make(1, host="10.9.9.9")
-        await moved.start()
-        await moved.join([f"{address_of(0)}:{PORT}"], genesis=None)
+    def place() -> Address | None:
+        contact = nodes[0].contact(moved.node_id)
+        return contact.address if contact else None
 
-        def place() -> Address | None:
-            contact = nodes[0].contact(moved.node_id)
-            return contact.address if contact else None
-
-        await world.until(lambda: place() == moved.address, 3.0, "the new address is known")
-        await world.stop()
-
-    play(story())
+    await world.until(lambda: place() == moved.address, 3.0, "the new address is known")
+    await world.stop()
 
 
-def test_junk_is_dropped_and_counted() -> None:
+@run_by(play)
+async def test_junk_is_dropped_and_counted() -> None:
     """Random datagrams and deep nesting make no task and no log line."""
     rng = random.Random(14)
     junk = [bytes([rng.randrange(2)]) + rng.randbytes(rng.randrange(25, 600)) for _ in range(500)]
     junk += [b"\x00" + b"m" * 20 + b"\x91" * 8000, b"\x01" + b"m" * 20 + b"\x91" * 1300]
-
-    async def story() -> None:
-        world = OverlayWorld(seed=14)
-        node = await world.found(0)
-        tasks, lines = len(asyncio.all_tasks()), len(world.records)
-        for datagram in junk:
-            node._protocol.datagram_received(datagram, SOMEBODY)
-        dropped = sum(count for key, count in node.report().counters.items() if key.startswith("dropped_"))
-        assert dropped == len(junk)
-        assert len(asyncio.all_tasks()) == tasks
-        await asyncio.sleep(1)
-        assert len(world.records) == lines
-        await world.stop()
-
-    play(story())
+    world = OverlayWorld(seed=14)
+    node = await world.found(0)
+    tasks, lines = len(asyncio.all_tasks()), len(world.records)
+    for datagram in junk:
+        node._protocol.datagram_received(datagram, SOMEBODY)
+    dropped = sum(count for key, count in node.report().counters.items() if key.startswith("dropped_"))
+    assert dropped == len(junk)
+    assert len(asyncio.all_tasks()) == tasks
+    await asyncio.sleep(1)
+    assert len(world.records) == lines
+    await world.stop()
 
 
-def test_one_socket_does_not_fill_the_table() -> None:
+@run_by(play)
+async def test_one_socket_does_not_fill_the_table() -> None:
     """No id enters without its key."""
     rng = random.Random(15)
     made_up = [random_id(rng) for _ in range(5000)]
-
-    async def story() -> None:
-        world = OverlayWorld(seed=15)
-        node = await world.found(0)
-        for number, node_id in enumerate(made_up):
-            heartbeat = Heartbeat(node_id, 1, 1, 1 + number % 60000)
-            node._protocol.datagram_received(request(heartbeat, ["ping"], node_id), SOMEBODY)
-        assert node.report().calls_waiting <= MAX_PAUSED
-        await asyncio.sleep(2)
-        real = [Member(world, bytes([number]), ["nodes", b"", b""], "10.0.0.66", 9000 + number) for number in range(9)]
-        for member in real:
-            await asyncio.sleep(0.1)
-            await member.open(greet=endpoint(0))
-        await asyncio.sleep(5)
-        assert {peer.address.host for peer in node.peers} == {"10.0.0.66"}
-        assert len(node.peers) == len(real)
-        for member in real:
-            await member.close()
-        await world.stop()
-
-    play(story())
+    world = OverlayWorld(seed=15)
+    node = await world.found(0)
+    for number, node_id in enumerate(made_up):
+        heartbeat = Heartbeat(node_id, 1, 1, 1 + number % 60000)
+        node._protocol.datagram_received(request(heartbeat, ["ping"], node_id), SOMEBODY)
+    assert node.report().calls_waiting <= MAX_PAUSED
+    await asyncio.sleep(2)
+    real = [Member(world, bytes([number]), ["nodes", b"", b""], "10.0.0.66", 9000 + number) for number in range(9)]
+    for member in real:
+        await asyncio.sleep(0.1)
+        await member.open(greet=endpoint(0))
+    await asyncio.sleep(5)
+    assert {peer.address.host for peer in node.peers} == {"10.0.0.66"}
+    assert len(node.peers) == len(real)
+    for member in real:
+        await member.close()
+    await world.stop()
 
 
-def test_one_socket_surrounds_no_key() -> None:
+@run_by(play)
+async def test_one_socket_surrounds_no_key() -> None:
     """Ids are hashes of keys. Made-up ones that a member names are asked, prove nothing, and no lookup returns them."""
     key = digest("the key")
     around = [key[:-1] + bytes([number]) for number in range(30)]
-
-    async def story() -> None:
-        world = OverlayWorld(seed=16)
-        nodes = await world.raise_swarm(12)
-        await asyncio.sleep(2)
-        named = [messages.pack_contact(Contact(node_id, Address("10.0.0.99", PORT))) for node_id in around]
-        hostile = Member(world, b"l", ["nodes", b"".join(named[:20]), b""])
-        await hostile.open(greet=endpoint(0))
-        await world.until(lambda: nodes[0].is_alive(hostile.contact.node_id), 2.0, "the hostile is a member")
-        for node_id in around:
-            heartbeat = Heartbeat(node_id, 1, 1, PORT)
-            nodes[0]._protocol.datagram_received(request(heartbeat, ["ping"], node_id), Address("10.0.0.99", PORT))
-        await asyncio.sleep(2)
-        found = {contact.node_id for contact in await nodes[0].lookup(key)}
-        assert found == {node.node_id for node in nodes} | {hostile.contact.node_id}
-        await hostile.close()
-        await world.stop()
-
-    play(story())
+    world = OverlayWorld(seed=16)
+    nodes = await world.raise_swarm(12)
+    await asyncio.sleep(2)
+    named = [messages.pack_contact(Contact(node_id, Address("10.0.0.99", PORT))) for node_id in around]
+    hostile = Member(world, b"l", ["nodes", b"".join(named[:20]), b""])
+    await hostile.open(greet=endpoint(0))
+    await world.until(lambda: nodes[0].is_alive(hostile.contact.node_id), 2.0, "the hostile is a member")
+    for node_id in around:
+        heartbeat = Heartbeat(node_id, 1, 1, PORT)
+        nodes[0]._protocol.datagram_received(request(heartbeat, ["ping"], node_id), Address("10.0.0.99", PORT))
+    await asyncio.sleep(2)
+    found = {contact.node_id for contact in await nodes[0].lookup(key)}
+    assert found == {node.node_id for node in nodes} | {hostile.contact.node_id}
+    await hostile.close()
+    await world.stop()
 
 
-def test_one_lost_datagram_evicts_no_peer() -> None:
+@run_by(play)
+async def test_one_lost_datagram_evicts_no_peer() -> None:
     """It is asked again, and a contact that answers moves to the tail of its bucket."""
-
-    async def story() -> None:
-        world = OverlayWorld(seed=17)
-        nodes = await world.raise_swarm(4)
-        await world.until(lambda: len(nodes[0].peers) == 3, 5.0, "they know each other")
-        contact = nodes[0].contact(nodes[1].node_id)
-        assert contact is not None
-        retries = nodes[0].report().counters.get("retries", 0)
-        world.network.cut(endpoint(0), endpoint(1))
-        asyncio.get_running_loop().call_later(0.05, world.network.heal)
-        assert await nodes[0].ping(contact) is not None
-        assert nodes[0].report().counters["retries"] == retries + 1
-        assert contact.node_id in nodes[0]._protocol.router
-        table = ContactTable(20, Node(b"o" * 20))
-        contacts = [Contact(bytes([number]) * 20, SOMEBODY) for number in range(1, 6)]
-        for each in [*contacts, contacts[0]]:
-            table.add(each)
-        [bucket] = table.buckets
-        assert list(bucket.nodes)[-1] == contacts[0].node_id
-        await world.stop()
-
-    play(story())
+    world = OverlayWorld(seed=17)
+    nodes = await world.raise_swarm(4)
+    await world.until(lambda: len(nodes[0].peers) == 3, 5.0, "they know each other")
+    contact = nodes[0].contact(nodes[1].node_id)
+    assert contact is not None
+    retries = nodes[0].report().counters.get("retries", 0)
+    world.network.cut(endpoint(0), endpoint(1))
+    asyncio.get_running_loop().call_later(0.05, world.network.heal)
+    assert await nodes[0].ping(contact) is not None
+    assert nodes[0].report().counters["retries"] == retries + 1
+    assert contact.node_id in nodes[0]._protocol.router
+    table = ContactTable(20, Node(b"o" * 20))
+    contacts = [Contact(bytes([number]) * 20, SOMEBODY) for number in range(1, 6)]
+    for each in [*contacts, contacts[0]]:
+        table.add(each)
+    [bucket] = table.buckets
+    assert list(bucket.nodes)[-1] == contacts[0].node_id
+    await world.stop()
 
 
-def test_an_isolated_node_dials_until_it_is_in() -> None:
+@run_by(play)
+async def test_an_isolated_node_dials_until_it_is_in() -> None:
     """Joined through a peer that was not there yet."""
-
-    async def story() -> None:
-        world = OverlayWorld(seed=19)
-        lonely = world.make(1)
-        await lonely.start()
-        joining = asyncio.create_task(lonely.join([f"{address_of(0)}:{PORT}"], genesis=None))
-        await asyncio.sleep(3000)
-        assert not joining.done()
-        await world.found(0)
-        await asyncio.wait_for(joining, 20)
-        await world.until(lambda: len(lonely.peers) == 1, 2.0, "it is in")
-        await world.stop()
-
-    play(story())
+    world = OverlayWorld(seed=19)
+    lonely = world.make(1)
+    await lonely.start()
+    joining = asyncio.create_task(lonely.join([f"{address_of(0)}:{PORT}"], genesis=None))
+    await asyncio.sleep(3000)
+    assert not joining.done()
+    await world.found(0)
+    await asyncio.wait_for(joining, 20)
+    await world.until(lambda: len(lonely.peers) == 1, 2.0, "it is in")
+    await world.stop()

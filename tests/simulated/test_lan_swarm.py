@@ -8,6 +8,7 @@ from typing import Any
 from p2pnode.overlay.bootstrap.lan import Announcement
 from p2pnode.overlay.kademlia.messages import PROTOCOL_VERSION
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
 
@@ -73,74 +74,62 @@ def together(swarm: Swarm, count: int) -> bool:
     return all(len(host.living.overlay.peers) == count - 1 for host in swarm.running())
 
 
-def test_nodes_that_start_together_make_one_swarm() -> None:
+@played_by(play, 91)
+async def test_nodes_that_start_together_make_one_swarm(swarm: Swarm, ether: Ether) -> None:
     """Five at one moment, without a bootstrap: one founds, all train together, and a sixth joins later. Their
     announcements show that they have joined."""
-
-    async def story(swarm: Swarm, ether: Ether) -> None:
-        for number in range(5):
-            swarm.start(f"n{number}")
-        await swarm.until(lambda: together(swarm, 5), within_s=30, what="the five know each other")
-        assert len(geneses(swarm)) == 1
-        assert sum(host.living.founder for host in swarm.running()) == 1
-        lowest = min(host.living.identity.node_id for host in swarm.running())
-        assert [h.living.identity.node_id for h in swarm.running() if h.living.founder] == [lowest]
-        swarm.start("late")
-        await swarm.until(lambda: together(swarm, 6), within_s=10, what="the sixth is in")
-        assert {said["in"] for said, _, _ in ether.said.values()} == {"1"}
-        await swarm.until(
-            lambda: all(host.living.progress.step > 5 for host in swarm.running()), within_s=60, what="all train"
-        )
-
-    play(story, 91)
+    for number in range(5):
+        swarm.start(f"n{number}")
+    await swarm.until(lambda: together(swarm, 5), within_s=30, what="the five know each other")
+    assert len(geneses(swarm)) == 1
+    assert sum(host.living.founder for host in swarm.running()) == 1
+    lowest = min(host.living.identity.node_id for host in swarm.running())
+    assert [h.living.identity.node_id for h in swarm.running() if h.living.founder] == [lowest]
+    swarm.start("late")
+    await swarm.until(lambda: together(swarm, 6), within_s=10, what="the sixth is in")
+    assert {said["in"] for said, _, _ in ether.said.values()} == {"1"}
+    await swarm.until(
+        lambda: all(host.living.progress.step > 5 for host in swarm.running()), within_s=60, what="all train"
+    )
 
 
-def test_another_run_and_junk_are_ignored() -> None:
+@played_by(play, 92)
+async def test_another_run_and_junk_are_ignored(swarm: Swarm, ether: Ether) -> None:
     """Two runs in one network stay two; malformed announcements and an unused address prevent no founding or
     joining."""
-
-    async def story(swarm: Swarm, ether: Ether) -> None:
-        good = {"v": str(PROTOCOL_VERSION), "run": "default", "id": "01" * 20, "in": "0"}
-        ether.say("dead", good, "10.0.9.9", 8468)  # a lower id than any, that never founds
-        ether.say("junk", {"run": "default"}, "10.0.9.8", 8468)
-        ether.say("elsewhere", good | {"id": "02" * 20, "in": "1"}, "8.8.8.8", 53)
-        for name, run in (("a0", "default"), ("a1", "default"), ("b0", "other"), ("b1", "other")):
-            swarm.start(name, swarm__run=run)
-        await swarm.until(lambda: together(swarm, 2), within_s=60, what="two and two")
-        assert len(geneses(swarm)) == 2
-        a0, a1 = (swarm.hosts[name].living.overlay.genesis for name in ("a0", "a1"))
-        assert a0 == a1
-
-    play(story, 92)
+    good = {"v": str(PROTOCOL_VERSION), "run": "default", "id": "01" * 20, "in": "0"}
+    ether.say("dead", good, "10.0.9.9", 8468)  # a lower id than any, that never founds
+    ether.say("junk", {"run": "default"}, "10.0.9.8", 8468)
+    ether.say("elsewhere", good | {"id": "02" * 20, "in": "1"}, "8.8.8.8", 53)
+    for name, run in (("a0", "default"), ("a1", "default"), ("b0", "other"), ("b1", "other")):
+        swarm.start(name, swarm__run=run)
+    await swarm.until(lambda: together(swarm, 2), within_s=60, what="two and two")
+    assert len(geneses(swarm)) == 2
+    a0, a1 = (swarm.hosts[name].living.overlay.genesis for name in ("a0", "a1"))
+    assert a0 == a1
 
 
-def test_without_multicast_nodes_still_join() -> None:
+@played_by(play, 93)
+async def test_without_multicast_nodes_still_join(swarm: Swarm, ether: Ether) -> None:
     """An event, and the bootstraps as ever."""
-
-    async def story(swarm: Swarm, ether: Ether) -> None:
-        swarm.make_lan = lambda address: NoMulticast(ether, address)
-        swarm.start("n0")
-        swarm.start("n1", bootstrap="n0")
-        await swarm.until(lambda: together(swarm, 2), within_s=20, what="they know each other")
-        assert len(swarm.of("lan_discovery_failed")) == 2
-
-    play(story, 93)
+    swarm.make_lan = lambda address: NoMulticast(ether, address)
+    swarm.start("n0")
+    swarm.start("n1", bootstrap="n0")
+    await swarm.until(lambda: together(swarm, 2), within_s=20, what="they know each other")
+    assert len(swarm.of("lan_discovery_failed")) == 2
 
 
-def test_a_founder_that_returns_finds_its_swarm_at_another_address() -> None:
+@played_by(play, 94)
+async def test_a_founder_that_returns_finds_its_swarm_at_another_address(swarm: Swarm, ether: Ether) -> None:
     """Its remembered peers have moved meanwhile; the local network knows where."""
-
-    async def story(swarm: Swarm, ether: Ether) -> None:
-        swarm.start("n0")
-        swarm.start("n1")
-        await swarm.until(lambda: together(swarm, 2), within_s=30, what="they know each other")
-        genesis = swarm.hosts["n0"].living.overlay.genesis
-        await swarm.kill("n0")
-        swarm.start("n2")
-        await swarm.until(lambda: len(swarm.hosts["n2"].living.overlay.peers) == 1, within_s=30, what="a third is in")
-        await swarm.kill("n1")
-        swarm.start("n0")
-        await swarm.until(lambda: together(swarm, 2), within_s=60, what="it met the third, which it never knew")
-        assert geneses(swarm) == {genesis}
-
-    play(story, 94)
+    swarm.start("n0")
+    swarm.start("n1")
+    await swarm.until(lambda: together(swarm, 2), within_s=30, what="they know each other")
+    genesis = swarm.hosts["n0"].living.overlay.genesis
+    await swarm.kill("n0")
+    swarm.start("n2")
+    await swarm.until(lambda: len(swarm.hosts["n2"].living.overlay.peers) == 1, within_s=30, what="a third is in")
+    await swarm.kill("n1")
+    swarm.start("n0")
+    await swarm.until(lambda: together(swarm, 2), within_s=60, what="it met the third, which it never knew")
+    assert geneses(swarm) == {genesis}

@@ -16,6 +16,7 @@ from p2pnode.overlay.membership import failure_detector
 from p2pnode.overlay.membership.members import EAGER_VIEW
 from tests.harness.environment.quick_identity import quick_identities
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.stories import run_by
 from tests.harness.swarms import overlay_liveness, overlay_population, overlay_scale
 from tests.harness.swarms.overlay_swarm import OverlayWorld
 
@@ -119,75 +120,66 @@ def test_loss_and_stalls_kill_no_running_node_of_a_large_swarm(seed: int, nodes:
 
 
 @pytest.mark.long
-def test_everybody_is_known_after_a_while_where_a_few_hundred_are_few() -> None:
+@run_by(play)
+async def test_everybody_is_known_after_a_while_where_a_few_hundred_are_few() -> None:
     """Nodes met in lookups stay known: of 100 nodes each knows nearly all within two minutes, and then needs no lookup
     to find the candidates of a shard."""
+    world = OverlayWorld(seed=68, recording=False)
+    swarm = await world.raise_swarm(100, bootstraps=3)
 
-    async def story() -> None:
-        world = OverlayWorld(seed=68, recording=False)
-        swarm = await world.raise_swarm(100, bootstraps=3)
+    def most_known() -> bool:
+        return all(len(node.peers) >= 0.9 * len(swarm) for node in swarm)
 
-        def most_known() -> bool:
-            return all(len(node.peers) >= 0.9 * len(swarm) for node in swarm)
-
-        took_s = await world.until(most_known, 120.0, "each knows nearly all")
-        print(f"{took_s:.0f} virtual s")
-        await world.stop()
-
-    play(story())
+    took_s = await world.until(most_known, 120.0, "each knows nearly all")
+    print(f"{took_s:.0f} virtual s")
+    await world.stop()
 
 
 @pytest.mark.long
-def test_nodes_that_are_killed_right_after_they_joined_are_gone_within_the_bound() -> None:
+@run_by(play)
+async def test_nodes_that_are_killed_right_after_they_joined_are_gone_within_the_bound() -> None:
     """A fifth of the swarm knows them. Those hear of the deaths through the others, which pass them on. (Of 8 nodes
     that 30 of 150 knew, 4 were still listed after 14 s, by nodes that nobody had told.)"""
     print("seed 2")
+    world = OverlayWorld(2, loss=0.02, recording=False)
+    await world.raise_swarm(150, bootstraps=3)
+    await asyncio.sleep(3)
+    young = range(150, 158)
+    await asyncio.gather(*(world.join(number, through=range(3)) for number in young))
+    await asyncio.sleep(0.3)
+    killed = [world.nodes[number].node_id for number in young]
+    await asyncio.gather(*(world.crash(number) for number in young))
+    known = [(node, node_id) for node in world.nodes.values() for node_id in killed if node.is_alive(node_id)]
+    assert len(known) < 8 * 50, "few know them"
 
-    async def story() -> None:
-        world = OverlayWorld(2, loss=0.02, recording=False)
-        await world.raise_swarm(150, bootstraps=3)
-        await asyncio.sleep(3)
-        young = range(150, 158)
-        await asyncio.gather(*(world.join(number, through=range(3)) for number in young))
-        await asyncio.sleep(0.3)
-        killed = [world.nodes[number].node_id for number in young]
-        await asyncio.gather(*(world.crash(number) for number in young))
-        known = [(node, node_id) for node in world.nodes.values() for node_id in killed if node.is_alive(node_id)]
-        assert len(known) < 8 * 50, "few know them"
+    def are_gone() -> bool:
+        return not any(overlay_liveness.holds(node, node_id) for node, node_id in known)
 
-        def are_gone() -> bool:
-            return not any(overlay_liveness.holds(node, node_id) for node, node_id in known)
-
-        took_s = await world.until(are_gone, overlay_liveness.BOUND_S, "nobody lists the killed")
-        print(f"{len(known)} times known, gone after {took_s:.1f} virtual s")
-        await world.stop()
-
-    play(story())
+    took_s = await world.until(are_gone, overlay_liveness.BOUND_S, "nobody lists the killed")
+    print(f"{len(known)} times known, gone after {took_s:.1f} virtual s")
+    await world.stop()
 
 
 @pytest.mark.long
-def test_those_that_die_together_are_gone_within_the_bound_though_probes_alone_carry_gossip() -> None:
+@run_by(play)
+async def test_those_that_die_together_are_gone_within_the_bound_though_probes_alone_carry_gossip() -> None:
     """A fifth of 60 nodes dies at one moment, and nobody looks anything up. What a node has to say of the dead goes out
     a few times: not with its probes of the dead. (It was: some were listed for a minute by nodes that nobody told.)"""
     print("seed 4")
+    world, rng = OverlayWorld(4, loss=0.02, recording=False), random.Random(4)
+    await world.raise_swarm(60, bootstraps=3)
+    await asyncio.sleep(5)
+    look_nothing_up(world)
+    victims = rng.sample(sorted(world.nodes), 12)
+    killed = [world.nodes[number].node_id for number in victims]
+    await asyncio.gather(*(world.crash(number) for number in victims))
 
-    async def story() -> None:
-        world, rng = OverlayWorld(4, loss=0.02, recording=False), random.Random(4)
-        await world.raise_swarm(60, bootstraps=3)
-        await asyncio.sleep(5)
-        look_nothing_up(world)
-        victims = rng.sample(sorted(world.nodes), 12)
-        killed = [world.nodes[number].node_id for number in victims]
-        await asyncio.gather(*(world.crash(number) for number in victims))
+    def are_gone() -> bool:
+        return not any(overlay_liveness.holds(node, each) for node in world.nodes.values() for each in killed)
 
-        def are_gone() -> bool:
-            return not any(overlay_liveness.holds(node, each) for node in world.nodes.values() for each in killed)
-
-        took_s = await world.until(are_gone, overlay_liveness.BOUND_S, "nobody lists the killed")
-        print(f"gone after {took_s:.1f} virtual s")
-        await world.stop()
-
-    play(story())
+    took_s = await world.until(are_gone, overlay_liveness.BOUND_S, "nobody lists the killed")
+    print(f"gone after {took_s:.1f} virtual s")
+    await world.stop()
 
 
 def look_nothing_up(world: OverlayWorld) -> None:
@@ -199,29 +191,26 @@ def look_nothing_up(world: OverlayWorld) -> None:
 
 
 @pytest.mark.long
-def test_nobody_that_lives_dies_with_half_of_the_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(play)
+async def test_nobody_that_lives_dies_with_half_of_the_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of 60 nodes dies, a quarter of the datagrams is lost, and a node probes one of its suspects in a round: as
     few for their number as 16 are in a swarm of 1,000. Many that live are suspected, and their answers are lost.
     (It was: two were declared dead after twice the time of a suspicion, in which their turns had not come.)"""
     print("seed 3")
     monkeypatch.setattr(failure_detector, "MAX_SUSPECTS_PER_ROUND", 1)
-
-    async def story() -> None:
-        world, rng = OverlayWorld(3, recording=False), random.Random(3)
-        await world.raise_swarm(60, bootstraps=3)
-        await asyncio.sleep(5)
-        look_nothing_up(world)
-        world.network.loss = 0.25
-        victims = rng.sample(sorted(world.nodes), 30)
-        await asyncio.gather(*(world.crash(number) for number in victims))
-        living = {node.node_id for node in world.nodes.values()}
-        seen: Counter[str] = Counter()
-        for node in world.nodes.values():
-            node.on_change(lambda change: seen.update([change.kind] if change.node_id in living else []))
-        await asyncio.sleep(12)
-        print(f"of the living: {dict(seen)}")
-        assert seen["suspect"] > 50
-        assert seen["dead"] == 0
-        await world.stop()
-
-    play(story())
+    world, rng = OverlayWorld(3, recording=False), random.Random(3)
+    await world.raise_swarm(60, bootstraps=3)
+    await asyncio.sleep(5)
+    look_nothing_up(world)
+    world.network.loss = 0.25
+    victims = rng.sample(sorted(world.nodes), 30)
+    await asyncio.gather(*(world.crash(number) for number in victims))
+    living = {node.node_id for node in world.nodes.values()}
+    seen: Counter[str] = Counter()
+    for node in world.nodes.values():
+        node.on_change(lambda change: seen.update([change.kind] if change.node_id in living else []))
+    await asyncio.sleep(12)
+    print(f"of the living: {dict(seen)}")
+    assert seen["suspect"] > 50
+    assert seen["dead"] == 0
+    await world.stop()

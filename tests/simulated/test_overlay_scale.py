@@ -15,6 +15,7 @@ from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Buffer, Response, TransportError
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
+from tests.harness.runner.stories import run_by
 from tests.harness.swarms import overlay_churn, overlay_draws, overlay_liveness, overlay_population, overlay_scale
 from tests.harness.swarms.overlay_swarm import OverlayWorld, address_of
 
@@ -111,86 +112,77 @@ def test_balls_found_by_real_lookups_are_exact_and_draws_through_them_are_unifor
     assert real.oldest_s <= 125
 
 
-def test_waits_follow_a_network_that_becomes_slow() -> None:
+@run_by(play)
+async def test_waits_follow_a_network_that_becomes_slow() -> None:
     """Round trips grow from 10 to 300 ms, longer than a whole call was allowed to take. Late answers are measured, so
     that no node is declared dead and calls are in time again. When they shrink the waits follow."""
+    world = OverlayWorld(seed=58)
+    nodes = await world.raise_swarm(24)
+    await asyncio.sleep(20)
+    before_s = statistics.median(sum(node._protocol.round_trips.waits(None)) for node in nodes)
+    world.network.delay = (0.14, 0.16)
+    await asyncio.sleep(45)
+    counters = [node._protocol.counters for node in nodes]
+    assert sum(each["late_answers"] for each in counters) > 0
+    calls, timeouts = (sum(each[name] for each in counters) for name in ("lookup_queries", "timeouts"))
+    await asyncio.sleep(45)
+    more = sum(each["lookup_queries"] for each in counters) - calls
+    late = sum(each["timeouts"] for each in counters) - timeouts
+    print(f"{before_s:.2f} s; {timeouts} time-outs, then {late} in {more} queries")
+    assert more > 400
+    assert late < 0.02 * more
+    assert not [c for changes in world.changes.values() for _, c in changes if c.kind == "dead"]
+    world.network.delay = (0.001, 0.01)
 
-    async def story() -> None:
-        world = OverlayWorld(seed=58)
-        nodes = await world.raise_swarm(24)
-        await asyncio.sleep(20)
-        before_s = statistics.median(sum(node._protocol.round_trips.waits(None)) for node in nodes)
-        world.network.delay = (0.14, 0.16)
-        await asyncio.sleep(45)
-        counters = [node._protocol.counters for node in nodes]
-        assert sum(each["late_answers"] for each in counters) > 0
-        calls, timeouts = (sum(each[name] for each in counters) for name in ("lookup_queries", "timeouts"))
-        await asyncio.sleep(45)
-        more = sum(each["lookup_queries"] for each in counters) - calls
-        late = sum(each["timeouts"] for each in counters) - timeouts
-        print(f"{before_s:.2f} s; {timeouts} time-outs, then {late} in {more} queries")
-        assert more > 400
-        assert late < 0.02 * more
-        assert not [c for changes in world.changes.values() for _, c in changes if c.kind == "dead"]
-        world.network.delay = (0.001, 0.01)
+    def follow() -> bool:
+        return statistics.median(sum(node._protocol.round_trips.waits(None)) for node in nodes) < 1.5 * before_s
 
-        def follow() -> bool:
-            return statistics.median(sum(node._protocol.round_trips.waits(None)) for node in nodes) < 1.5 * before_s
-
-        await world.until(follow, 120.0, "the waits are short again")
-        await world.stop()
-
-    play(story())
+    await world.until(follow, 120.0, "the waits are short again")
+    await world.stop()
 
 
-def test_eligibility_needs_two_peers_that_connected() -> None:
+@run_by(play)
+async def test_eligibility_needs_two_peers_that_connected() -> None:
     """One peer that could not connect and one that did: not eligible. A second that did: eligible."""
+    world = OverlayWorld(seed=56)
+    nodes = await world.raise_swarm(2)
 
-    async def story() -> None:
-        world = OverlayWorld(seed=56)
-        nodes = await world.raise_swarm(2)
+    async def refuse(_peer: Contact, _payload: bytes, _body: AsyncIterator[Buffer]) -> Response:
+        return Response(msgspec.msgpack.encode(DialBackAnswer(False, "does not answer")))
 
-        async def refuse(_peer: Contact, _payload: bytes, _body: AsyncIterator[Buffer]) -> Response:
-            return Response(msgspec.msgpack.encode(DialBackAnswer(False, "does not answer")))
-
-        nodes[1].register(DIAL_BACK, refuse)
-        joiner = await world.join(2)
-        await world.until(lambda: len(joiner.peers) == 2, 5.0, "it knows both")
-        await asyncio.sleep(5)
-        assert not joiner.heartbeat.eligible
-        assert "could not connect" in joiner.report().reachable.reason
-        await world.join(3)
-        await world.until(lambda: joiner.heartbeat.eligible, 130.0, "a second peer confirmed it")
-        assert len(joiner.report().reachable.confirmed_by) == 2
-        await world.stop()
-
-    play(story())
+    nodes[1].register(DIAL_BACK, refuse)
+    joiner = await world.join(2)
+    await world.until(lambda: len(joiner.peers) == 2, 5.0, "it knows both")
+    await asyncio.sleep(5)
+    assert not joiner.heartbeat.eligible
+    assert "could not connect" in joiner.report().reachable.reason
+    await world.join(3)
+    await world.until(lambda: joiner.heartbeat.eligible, 130.0, "a second peer confirmed it")
+    assert len(joiner.report().reachable.confirmed_by) == 2
+    await world.stop()
 
 
-def test_datagrams_and_streams_are_watched_apart() -> None:
+@run_by(play)
+async def test_datagrams_and_streams_are_watched_apart() -> None:
     """A node that refuses streams stays alive and is no candidate; one whose datagrams stop is dead, whatever its
     streams would do."""
-
-    async def story() -> None:
-        world = OverlayWorld(seed=57)
-        nodes = await world.raise_swarm(5)
-        await world.until(lambda: all(node.heartbeat.eligible for node in nodes), 5.0, "all are eligible")
-        hidden = nodes[4].node_id
-        world.network.unreachable(address_of(4))
-        contact = nodes[0].contact(hidden)
-        assert contact is not None
-        for _ in range(2):
-            try:
-                async with nodes[0].request(contact, "anything", b"", timeout_s=0.5):
-                    pass
-            except TransportError:
+    world = OverlayWorld(seed=57)
+    nodes = await world.raise_swarm(5)
+    await world.until(lambda: all(node.heartbeat.eligible for node in nodes), 5.0, "all are eligible")
+    hidden = nodes[4].node_id
+    world.network.unreachable(address_of(4))
+    contact = nodes[0].contact(hidden)
+    assert contact is not None
+    for _ in range(2):
+        try:
+            async with nodes[0].request(contact, "anything", b"", timeout_s=0.5):
                 pass
-        await asyncio.sleep(20)
-        assert nodes[0].is_alive(hidden)
-        assert hidden not in [candidate.node_id for candidate in await nodes[0].candidates(b"key")]
-        world.network.unreachable(address_of(4), since_now=False)
-        await world.crash(4, refused=False)
-        await world.until(lambda: not any(node.is_alive(hidden) for node in nodes[:4]), 15.0, "it is dead")
-        await world.stop()
-
-    play(story())
+        except TransportError:
+            pass
+    await asyncio.sleep(20)
+    assert nodes[0].is_alive(hidden)
+    assert hidden not in [candidate.node_id for candidate in await nodes[0].candidates(b"key")]
+    world.network.unreachable(address_of(4), since_now=False)
+    await world.crash(4, refused=False)
+    await world.until(lambda: not any(node.is_alive(hidden) for node in nodes[:4]), 15.0, "it is dead")
+    await world.stop()

@@ -16,6 +16,7 @@ from p2pnode.training.engines.program import Context, Program
 from p2pnode.training.values.store import NewValue, UpdateFailed, ValueUpdate
 from tests.harness.environment.virtual_loop import START_S, run
 from tests.harness.runner.long_run import more
+from tests.harness.runner.stories import run_by
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.engine_script import EngineScript
 
@@ -55,22 +56,19 @@ async def columns_of(one: EngineScript) -> float:
 
 
 @pytest.mark.parametrize("method", ["pssp", *more("bsp", "asp")])
-def test_six_nodes_recover_the_weights_while_one_dies_and_one_joins(method: str) -> None:
+@run_by(run, limit_s=600.0)
+async def test_six_nodes_recover_the_weights_while_one_dies_and_one_joins(method: str) -> None:
     """Peer-to-peer linear regression ends within 1e-2 of the true weights at every node that is left."""
-
-    async def play() -> None:
-        swarm = world(21, {"n0": Regression(100)}, method, 6, step_s=0.2, ending=columns_of)
-        swarm.start_many(6)
-        await swarm.until(lambda: script(swarm, "n0").ctx.step >= 15, within_s=120.0, what="15 steps")
-        await swarm.kill("n4")
-        await swarm.until(lambda: script(swarm, "n0").ctx.step >= 30, within_s=120.0, what="30 steps")
-        swarm.start("n6", bootstrap="n1")
-        names = ["n0", "n1", "n2", "n3", "n5", "n6"]
-        assert await ends(swarm, names) == [100] * 6
-        assert max(script(swarm, name).after for name in names) < 1e-2
-        assert sum(script(swarm, name).batches for name in names) > 0
-
-    run(play(), limit_s=600.0)
+    swarm = world(21, {"n0": Regression(100)}, method, 6, step_s=0.2, ending=columns_of)
+    swarm.start_many(6)
+    await swarm.until(lambda: script(swarm, "n0").ctx.step >= 15, within_s=120.0, what="15 steps")
+    await swarm.kill("n4")
+    await swarm.until(lambda: script(swarm, "n0").ctx.step >= 30, within_s=120.0, what="30 steps")
+    swarm.start("n6", bootstrap="n1")
+    names = ["n0", "n1", "n2", "n3", "n5", "n6"]
+    assert await ends(swarm, names) == [100] * 6
+    assert max(script(swarm, name).after for name in names) < 1e-2
+    assert sum(script(swarm, name).batches for name in names) > 0
 
 
 class Exact(Program):
@@ -132,75 +130,68 @@ def test_a_killed_node_loses_and_repeats_no_update(program: type[Exact]) -> None
     run(play(), limit_s=600.0)
 
 
-def test_a_pull_that_raises_names_key_and_node_and_the_others_go_on() -> None:
+@run_by(run, limit_s=600.0)
+async def test_a_pull_that_raises_names_key_and_node_and_the_others_go_on() -> None:
     """The sender's program ends with `UpdateFailed`; the swarm and the values of other keys are as they should be."""
 
     class Bad(ByPull):
         def push(self, ctx: Context, params: Any) -> list[tuple[str, Any]]:
             return [*super().push(ctx, params), *([("bad", "text")] if ctx.step == 5 else [])]
 
-    async def play() -> None:
-        swarm = world(23, {"n0": ByPull(20), "n1": Bad(20)}, "pssp", 3)
-        swarm.start_many(3)
-        ended = await ends(swarm, ["n0", "n1", "n2"])
-        assert [ended[0], ended[2]] == [20, 20]
-        error = ended[1]
-        assert isinstance(error, UpdateFailed)
-        assert error.key == "bad"
-        assert any(script(swarm, name).node_id.startswith(error.node) for name in ("n0", "n1", "n2"))
-        assert "TypeError" in error.reason
-        assert [record.fields["key"] for record in swarm.of("pull_failed")] == ["'bad'"]
-
-    run(play(), limit_s=600.0)
+    swarm = world(23, {"n0": ByPull(20), "n1": Bad(20)}, "pssp", 3)
+    swarm.start_many(3)
+    ended = await ends(swarm, ["n0", "n1", "n2"])
+    assert [ended[0], ended[2]] == [20, 20]
+    error = ended[1]
+    assert isinstance(error, UpdateFailed)
+    assert error.key == "bad"
+    assert any(script(swarm, name).node_id.startswith(error.node) for name in ("n0", "n1", "n2"))
+    assert "TypeError" in error.reason
+    assert [record.fields["key"] for record in swarm.of("pull_failed")] == ["'bad'"]
 
 
-def test_a_node_that_is_told_to_leave_ends_its_script_and_hands_over() -> None:
+@run_by(run, limit_s=600.0)
+async def test_a_node_that_is_told_to_leave_ends_its_script_and_hands_over() -> None:
     """`p2pnode leave` ends the loop of one script in the middle; the others go on with all values."""
+    swarm = world(24, {"n0": Exact(30)}, "bsp", 3)
+    swarm.start_many(3)
+    script(swarm, "n1").work_s = 0.001  # so that it waits at a barrier when it is told
+    await swarm.until(lambda: script(swarm, "n1").ctx.step >= 10, within_s=60.0, what="10 steps")
+    leaving = swarm.hosts["n1"]
+    leaving.living.leave()
+    assert leaving.task is not None
+    assert await leaving.task == "leave"
+    steps = script(swarm, "n1").result
+    assert isinstance(steps, int)
+    assert 10 <= steps < 30
 
-    async def play() -> None:
-        swarm = world(24, {"n0": Exact(30)}, "bsp", 3)
-        swarm.start_many(3)
-        script(swarm, "n1").work_s = 0.001  # so that it waits at a barrier when it is told
-        await swarm.until(lambda: script(swarm, "n1").ctx.step >= 10, within_s=60.0, what="10 steps")
-        leaving = swarm.hosts["n1"]
-        leaving.living.leave()
-        assert leaving.task is not None
-        assert await leaving.task == "leave"
-        steps = script(swarm, "n1").result
-        assert isinstance(steps, int)
-        assert 10 <= steps < 30
+    async def total(one: EngineScript) -> int:
+        found = await one.get("all")
+        assert found is not None
+        return int(found.value)
 
-        async def total(one: EngineScript) -> int:
-            found = await one.get("all")
-            assert found is not None
-            return int(found.value)
-
-        for name in ("n0", "n2"):
-            script(swarm, name)._ending = total
-        assert await ends(swarm, ["n0", "n2"]) == [30, 30]
-        assert script(swarm, "n0").after == 60 + steps, (script(swarm, "n0").after, steps)
-
-    run(play(), limit_s=600.0)
+    for name in ("n0", "n2"):
+        script(swarm, name)._ending = total
+    assert await ends(swarm, ["n0", "n2"]) == [30, 30]
+    assert script(swarm, "n0").after == 60 + steps, (script(swarm, "n0").after, steps)
 
 
-def test_nodes_with_a_model_and_nodes_with_an_engine_are_two_swarms() -> None:
+@run_by(run, limit_s=120.0)
+async def test_nodes_with_a_model_and_nodes_with_an_engine_are_two_swarms() -> None:
     """A node whose script trains a model cannot join a swarm of an engine: the error says so, at its start."""
     from p2pnode.errors import ExitCode, UserError
     from tests.harness.trainers.stub_trainer import StubTrainer
 
-    async def play() -> None:
-        swarm = world(25, {"n0": Exact(1000)}, "asp", 1)
-        swarm.start("n0")
-        await swarm.until(lambda: script(swarm, "n0").ctx.step > 1, within_s=60.0, what="a step")
-        swarm._make_trainer = lambda name: StubTrainer(name)
-        other = swarm.start("n1", bootstrap="n0")
-        assert other.task is not None
-        with pytest.raises(UserError) as caught:
-            await other.task
-        assert caught.value.exit_code == ExitCode.MISMATCH
-        await swarm.stop()
-
-    run(play(), limit_s=120.0)
+    swarm = world(25, {"n0": Exact(1000)}, "asp", 1)
+    swarm.start("n0")
+    await swarm.until(lambda: script(swarm, "n0").ctx.step > 1, within_s=60.0, what="a step")
+    swarm._make_trainer = lambda name: StubTrainer(name)
+    other = swarm.start("n1", bootstrap="n0")
+    assert other.task is not None
+    with pytest.raises(UserError) as caught:
+        await other.task
+    assert caught.value.exit_code == ExitCode.MISMATCH
+    await swarm.stop()
 
 
 def test_values_go_on_when_all_nodes_are_started_again() -> None:
@@ -223,27 +214,24 @@ def test_values_go_on_when_all_nodes_are_started_again() -> None:
     run(play(), limit_s=600.0)
 
 
-def test_a_node_says_what_it_waits_for() -> None:
+@run_by(run, limit_s=120.0)
+async def test_a_node_says_what_it_waits_for() -> None:
     """One that waits for `min_nodes` shows so, with have and need; one whose bootstrap has left says whom it dials."""
-
-    async def play() -> None:
-        swarm = world(26, {"n0": Exact(5)}, "asp", 2)
-        swarm.start("n0")
-        await swarm.until(lambda: swarm.hosts["n0"].living.state == "waiting_for_nodes", within_s=10.0, what="waits")
-        assert [record.fields for record in swarm.of("waiting_for_nodes")] == [{"have": 1, "need": 2}]
-        report = StatusReport(swarm.hosts["n0"].living, EventRing(), LoopDelay(swarm.clock), keys=list)
-        assert report.status().summary == "waiting for nodes: have 1, need 2"
-        swarm.start("n1", bootstrap="n0")
-        assert await ends(swarm, ["n0", "n1"]) == [5, 5]
-        late = swarm.start("n2", bootstrap="n0")
-        await swarm.until(lambda: bool(swarm.of("waiting_for_bootstrap")), within_s=30.0, what="says whom it dials")
-        assert list(swarm.of("waiting_for_bootstrap")[0].fields["tried"]) == ["10.0.0.2:8468"]
-        assert late.living.state == "joining"
-        late.living.leave()
-        assert late.task is not None
-        assert await late.task == "leave"
-
-    run(play(), limit_s=120.0)
+    swarm = world(26, {"n0": Exact(5)}, "asp", 2)
+    swarm.start("n0")
+    await swarm.until(lambda: swarm.hosts["n0"].living.state == "waiting_for_nodes", within_s=10.0, what="waits")
+    assert [record.fields for record in swarm.of("waiting_for_nodes")] == [{"have": 1, "need": 2}]
+    report = StatusReport(swarm.hosts["n0"].living, EventRing(), LoopDelay(swarm.clock), keys=list)
+    assert report.status().summary == "waiting for nodes: have 1, need 2"
+    swarm.start("n1", bootstrap="n0")
+    assert await ends(swarm, ["n0", "n1"]) == [5, 5]
+    late = swarm.start("n2", bootstrap="n0")
+    await swarm.until(lambda: bool(swarm.of("waiting_for_bootstrap")), within_s=30.0, what="says whom it dials")
+    assert list(swarm.of("waiting_for_bootstrap")[0].fields["tried"]) == ["10.0.0.2:8468"]
+    assert late.living.state == "joining"
+    late.living.leave()
+    assert late.task is not None
+    assert await late.task == "leave"
 
 
 def test_no_node_leaves_while_a_script_that_has_finished_still_reads() -> None:
@@ -274,13 +262,10 @@ def test_no_node_leaves_while_a_script_that_has_finished_still_reads() -> None:
     run(play(), limit_s=600.0)
 
 
-def test_the_end_of_all_is_no_warning() -> None:
+@run_by(run, limit_s=120.0)
+async def test_the_end_of_all_is_no_warning() -> None:
     """Nodes that all have finished leave nothing behind that another needs, and the log warns of nothing."""
-
-    async def play() -> None:
-        swarm = world(28, {"n0": Exact(5)}, "pssp", 3)
-        swarm.start_many(3)
-        assert await ends(swarm, ["n0", "n1", "n2"]) == [5] * 3
-        assert [record.event for record in swarm.records if record.level == "warning"] == []
-
-    run(play(), limit_s=120.0)
+    swarm = world(28, {"n0": Exact(5)}, "pssp", 3)
+    swarm.start_many(3)
+    assert await ends(swarm, ["n0", "n1", "n2"]) == [5] * 3
+    assert [record.event for record in swarm.records if record.level == "warning"] == []

@@ -16,8 +16,9 @@ from p2pnode.training.exchange.messages import Pull, PullAnswer, decode, encode
 from p2pnode.training.exchange.store.records import StoredState
 from p2pnode.training.exchange.store.replica import NO_POSITION
 from p2pnode.training.settings import ExchangeSettings
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop, run
 from tests.harness.runner.long_run import more
+from tests.harness.runner.stories import played_by, run_by
 from tests.harness.swarms.exchange_swarm import Member, World
 
 SHARDS, SIZE = 4, 300
@@ -149,103 +150,91 @@ def test_all_nodes_follow_the_publications_of_all_owners(codec: CodecName, pull_
 
 
 @pytest.mark.parametrize(("steps", "bytes_per_value"), [(0, 0.0), (1, 1.1)])
-def test_a_joiner_with_the_initial_values_is_sent_what_has_changed(steps: int, bytes_per_value: float) -> None:
+@run_by(run, limit_s=900)
+async def test_a_joiner_with_the_initial_values_is_sent_what_has_changed(steps: int, bytes_per_value: float) -> None:
     """All scripts of a run mostly make the same values: those are not sent, only a founder's deltas since. One script
     has made another model: it is sent the whole."""
-
-    async def main() -> None:
-        world = World(7, settings=SETTINGS, shards=SHARDS, values=SHARDS * SIZE, synchronous=False)
-        try:
-            initial = delta(world, 1)
-            founder = exchange_of(await world.start("founder"))
-            founder.replica.vector[:] = initial
-            await founder.found()
-            values = initial + sum((delta(world, 100 + step) for step in range(1, steps + 1)), np.float32(0))
-            for step in range(1, steps + 1):
-                await founder.push(step, step - 1, 1.0, delta(world, 100 + step))
-            for name, vector in (("same", initial), ("other", delta(world, 2))):
-                joiner = exchange_of(await world.start(name))
-                joiner.replica.vector[:] = vector
-                report = await joiner.join(world.members["founder"].contact)
-                assert not report.missing
-                assert all(joiner.replica.pulled_version(shard) is not None for shard in range(SHARDS))
-                assert np.abs(joiner.replica.vector - values).max() < NEAR
-                sent_bytes = joiner.counters.bytes_received / (SHARDS * SIZE)
-                is_whole = joiner.counters.publications_entered == SHARDS
-                assert (is_whole, sent_bytes <= bytes_per_value) == ((False, True) if name == "same" else (True, False))
-        finally:
-            world.stop()
-
-    VirtualLoop().run(main(), limit_s=900)
+    world = World(7, settings=SETTINGS, shards=SHARDS, values=SHARDS * SIZE, synchronous=False)
+    try:
+        initial = delta(world, 1)
+        founder = exchange_of(await world.start("founder"))
+        founder.replica.vector[:] = initial
+        await founder.found()
+        values = initial + sum((delta(world, 100 + step) for step in range(1, steps + 1)), np.float32(0))
+        for step in range(1, steps + 1):
+            await founder.push(step, step - 1, 1.0, delta(world, 100 + step))
+        for name, vector in (("same", initial), ("other", delta(world, 2))):
+            joiner = exchange_of(await world.start(name))
+            joiner.replica.vector[:] = vector
+            report = await joiner.join(world.members["founder"].contact)
+            assert not report.missing
+            assert all(joiner.replica.pulled_version(shard) is not None for shard in range(SHARDS))
+            assert np.abs(joiner.replica.vector - values).max() < NEAR
+            sent_bytes = joiner.counters.bytes_received / (SHARDS * SIZE)
+            is_whole = joiner.counters.publications_entered == SHARDS
+            assert (is_whole, sent_bytes <= bytes_per_value) == ((False, True) if name == "same" else (True, False))
+    finally:
+        world.stop()
 
 
-def test_a_joiner_enters_the_publication_with_its_first_whole() -> None:
+@played_by(simulate)
+async def test_a_joiner_enters_the_publication_with_its_first_whole(world: World) -> None:
     """In the middle of the publication, in float32; from then on it is sent changes like the others."""
+    training = Training(world)
+    await training.steps(3)
+    late = await join(world, "late")
+    counters = exchange_of(late).counters
+    assert (counters.shards_followed, counters.publications_entered) == (0, SHARDS)
+    for shard in range(SHARDS):
+        assert exchange_of(late).replica.position_of(shard).published > 0
+    await training.steps(2)
+    await training.rest()
 
-    async def scenario(world: World) -> None:
-        training = Training(world)
-        await training.steps(3)
-        late = await join(world, "late")
-        counters = exchange_of(late).counters
-        assert (counters.shards_followed, counters.publications_entered) == (0, SHARDS)
-        for shard in range(SHARDS):
-            assert exchange_of(late).replica.position_of(shard).published > 0
-        await training.steps(2)
-        await training.rest()
-
-        assert counters.shards_followed >= SHARDS
-        assert check_followers(world) >= 4 * SHARDS
-
-    simulate(scenario)
+    assert counters.shards_followed >= SHARDS
+    assert check_followers(world) >= 4 * SHARDS
 
 
-def test_after_a_take_over_a_new_publication_begins() -> None:
+@played_by(simulate)
+async def test_after_a_take_over_a_new_publication_begins(world: World) -> None:
     """The owner dies. Its shards get a new publication from their value, in bfloat16, the others keep theirs."""
+    training = Training(world)
+    await training.steps(3)
+    dead = owner(world, 0)
+    theirs = dict.fromkeys(exchange_of(dead).store.owned)
+    publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
+    world.kill(dead.name)
+    await asyncio.sleep(10.0)
+    await training.steps(3)
+    await training.rest()
 
-    async def scenario(world: World) -> None:
-        training = Training(world)
-        await training.steps(3)
-        dead = owner(world, 0)
-        theirs = dict.fromkeys(exchange_of(dead).store.owned)
-        publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
-        world.kill(dead.name)
-        await asyncio.sleep(10.0)
-        await training.steps(3)
-        await training.rest()
-
-        for shard in range(SHARDS):
-            assert (publication_of(world, shard) != publications[shard]) == (shard in theirs)
-        assert check_followers(world) == 3 * SHARDS
-        assert totals(world)[2] == 0
-
-    simulate(scenario)
+    for shard in range(SHARDS):
+        assert (publication_of(world, shard) != publications[shard]) == (shard in theirs)
+    assert check_followers(world) == 3 * SHARDS
+    assert totals(world)[2] == 0
 
 
-def test_a_publication_survives_the_hand_over_of_its_shard() -> None:
+@played_by(simulate, seed=7)
+async def test_a_publication_survives_the_hand_over_of_its_shard(world: World) -> None:
     """Nodes that fit better join and are handed shards while all train: the publications keep their names and go on."""
+    training = Training(world)
+    await training.steps(3)
+    publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
+    owners = {shard: owner(world, shard).name for shard in range(SHARDS)}
+    versions = {shard: published_version(world, shard) for shard in range(SHARDS)}
+    for number in range(6):
+        await join(world, f"late{number}")
+        await training.steps(2)
+    await training.steps(6)
+    await training.rest()
 
-    async def scenario(world: World) -> None:
-        training = Training(world)
-        await training.steps(3)
-        publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
-        owners = {shard: owner(world, shard).name for shard in range(SHARDS)}
-        versions = {shard: published_version(world, shard) for shard in range(SHARDS)}
-        for number in range(6):
-            await join(world, f"late{number}")
-            await training.steps(2)
-        await training.steps(6)
-        await training.rest()
-
-        moved = [shard for shard in range(SHARDS) if owner(world, shard).name != owners[shard]]
-        assert moved, "no shard was handed over: another seed"
-        for shard in range(SHARDS):
-            assert publication_of(world, shard) == publications[shard]
-            assert published_version(world, shard) > versions[shard]
-        # The deltas of ten nodes, not of four, may come between two ticks.
-        assert check_followers(world, within=2 * NEAR) >= 10 * SHARDS - len(moved)
-        assert totals(world)[2] == 0
-
-    simulate(scenario, seed=7)
+    moved = [shard for shard in range(SHARDS) if owner(world, shard).name != owners[shard]]
+    assert moved, "no shard was handed over: another seed"
+    for shard in range(SHARDS):
+        assert publication_of(world, shard) == publications[shard]
+        assert published_version(world, shard) > versions[shard]
+    # The deltas of ten nodes, not of four, may come between two ticks.
+    assert check_followers(world, within=2 * NEAR) >= 10 * SHARDS - len(moved)
+    assert totals(world)[2] == 0
 
 
 def published_version(world: World, shard: int) -> int:
@@ -254,39 +243,35 @@ def published_version(world: World, shard: int) -> int:
     return published.version
 
 
-def test_a_restarted_node_enters_the_publications_again() -> None:
+@played_by(simulate)
+async def test_a_restarted_node_enters_the_publications_again(world: World) -> None:
     """It has states and a replica from its disk, but no place in a publication; what it owned has new publications."""
+    training = Training(world)
+    await training.steps(3)
+    name = owner(world, 2).name
+    exchange = exchange_of(world.members[name])
+    states = {
+        shard: StoredState(term, state.copy(), clean=False) for shard, term, state in exchange.store.states_to_save()
+    }
+    vector, versions = exchange.replica.vector.copy(), exchange.versions()
+    theirs = dict.fromkeys(exchange.store.owned)
+    publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
+    world.kill(name)
+    await asyncio.sleep(0.5)
+    member = await world.start(name)
+    exchange = exchange_of(member)
+    exchange.replica.vector[:] = vector
+    exchange.offer(0, versions, states)
+    other = next(one for one in world.running() if one is not member)
+    await exchange.join(other.contact)
+    await asyncio.sleep(10.0)
+    await training.steps(3)
+    await training.rest()
 
-    async def scenario(world: World) -> None:
-        training = Training(world)
-        await training.steps(3)
-        name = owner(world, 2).name
-        exchange = exchange_of(world.members[name])
-        states = {
-            shard: StoredState(term, state.copy(), clean=False)
-            for shard, term, state in exchange.store.states_to_save()
-        }
-        vector, versions = exchange.replica.vector.copy(), exchange.versions()
-        theirs = dict.fromkeys(exchange.store.owned)
-        publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
-        world.kill(name)
-        await asyncio.sleep(0.5)
-        member = await world.start(name)
-        exchange = exchange_of(member)
-        exchange.replica.vector[:] = vector
-        exchange.offer(0, versions, states)
-        other = next(one for one in world.running() if one is not member)
-        await exchange.join(other.contact)
-        await asyncio.sleep(10.0)
-        await training.steps(3)
-        await training.rest()
-
-        for shard in theirs:
-            assert publication_of(world, shard) != publications[shard]
-        assert check_followers(world) >= 4 * SHARDS - 1
-        assert totals(world)[2] == 0
-
-    simulate(scenario)
+    for shard in theirs:
+        assert publication_of(world, shard) != publications[shard]
+    assert check_followers(world) >= 4 * SHARDS - 1
+    assert totals(world)[2] == 0
 
 
 def publication_of(world: World, shard: int) -> bytes:
@@ -322,78 +307,72 @@ def test_a_replica_with_another_bit_is_found_by_its_digest_and_cured_by_the_whol
     assert record.fields["shard"] == 1
 
 
-def test_a_change_that_was_damaged_on_its_way_never_reaches_the_replica() -> None:
+@played_by(simulate)
+async def test_a_change_that_was_damaged_on_its_way_never_reaches_the_replica(world: World) -> None:
     """The shard stays as it was until the whole has arrived."""
+    training = Training(world)
+    await training.steps(2)
+    shard = 2
+    serving, victim = owner(world, shard), next(one for one in world.running() if one is not owner(world, shard))
+    assert serving.overlay is not None
+    handle, damaged = serving.overlay.handlers["pull"], []
+    before = exchange_of(victim).replica.slice_of(shard).copy()
+    seen = []
 
-    async def scenario(world: World) -> None:
-        training = Training(world)
-        await training.steps(2)
-        shard = 2
-        serving, victim = owner(world, shard), next(one for one in world.running() if one is not owner(world, shard))
-        assert serving.overlay is not None
-        handle, damaged = serving.overlay.handlers["pull"], []
-        before = exchange_of(victim).replica.slice_of(shard).copy()
-        seen = []
+    async def damaging(sender, payload, stream):  # type: ignore[no-untyped-def]
+        if sender.node_id == victim.contact.node_id:
+            seen.append(exchange_of(victim).replica.slice_of(shard).copy())
+        response = await handle(sender, payload, stream)
+        buffers = [bytearray(buffer) for buffer in response.body]
+        if sender.node_id == victim.contact.node_id and buffers and not damaged:
+            buffers[-1][-1] ^= 0x40
+            damaged.append(len(buffers))
+        response.body = [bytes(buffer) for buffer in buffers]
+        return response
 
-        async def damaging(sender, payload, stream):  # type: ignore[no-untyped-def]
-            if sender.node_id == victim.contact.node_id:
-                seen.append(exchange_of(victim).replica.slice_of(shard).copy())
-            response = await handle(sender, payload, stream)
-            buffers = [bytearray(buffer) for buffer in response.body]
-            if sender.node_id == victim.contact.node_id and buffers and not damaged:
-                buffers[-1][-1] ^= 0x40
-                damaged.append(len(buffers))
-            response.body = [bytes(buffer) for buffer in buffers]
-            return response
-
-        serving.overlay.handlers["pull"] = damaging
-        await training.steps(1)
-        assert damaged
-        assert exchange_of(victim).counters.publication_mismatches == 1
-        assert len(seen) >= 2
-        assert seen[1].tobytes() in (before.tobytes(), exchange_of(victim).replica.slice_of(shard).tobytes())
-        await training.rest()
-        assert check_followers(world) == 4 * SHARDS
-
-    simulate(scenario)
+    serving.overlay.handlers["pull"] = damaging
+    await training.steps(1)
+    assert damaged
+    assert exchange_of(victim).counters.publication_mismatches == 1
+    assert len(seen) >= 2
+    assert seen[1].tobytes() in (before.tobytes(), exchange_of(victim).replica.slice_of(shard).tobytes())
+    await training.rest()
+    assert check_followers(world) == 4 * SHARDS
 
 
-def test_an_old_node_is_answered_with_values_and_answers_with_values() -> None:
+@played_by(simulate)
+async def test_an_old_node_is_answered_with_values_and_answers_with_values(world: World) -> None:
     """A message without the new fields gets a value in the codec that it names. A new node that asks an owner which
     sends no changes takes its values in bfloat16."""
+    training = Training(world)
+    await training.steps(2)
+    owning = owner(world, 0)
+    asking = next(one for one in world.running() if one is not owning)
+    wanted = [[0, [0, b""], 0]]
+    genesis = bytes.fromhex(exchange_of(owning).manifest.genesis)
+    old_pull = genesis + msgspec.msgpack.encode([1, "float32", wanted])
+    assert owning.overlay is not None
+    response = await owning.overlay.handlers["pull"](asking.contact, old_pull, _nothing())
+    (result,) = decode(response.head, PullAnswer).results
+    assert (result.status, result.publication, result.changes) == ("value", b"", 0)
+    assert sum(len(bytes(buffer)) for buffer in response.body) == 32 + 4 * SIZE
 
-    async def scenario(world: World) -> None:
-        training = Training(world)
-        await training.steps(2)
-        owning = owner(world, 0)
-        asking = next(one for one in world.running() if one is not owning)
-        wanted = [[0, [0, b""], 0]]
-        genesis = bytes.fromhex(exchange_of(owning).manifest.genesis)
-        old_pull = genesis + msgspec.msgpack.encode([1, "float32", wanted])
-        assert owning.overlay is not None
-        response = await owning.overlay.handlers["pull"](asking.contact, old_pull, _nothing())
-        (result,) = decode(response.head, PullAnswer).results
-        assert (result.status, result.publication, result.changes) == ("value", b"", 0)
-        assert sum(len(bytes(buffer)) for buffer in response.body) == 32 + 4 * SIZE
+    handle = owning.overlay.handlers["pull"]
 
-        handle = owning.overlay.handlers["pull"]
+    async def old_owner(sender, payload, stream):  # type: ignore[no-untyped-def]
+        """Knows nothing of the new fields."""
+        pull = decode(payload.removeprefix(genesis), Pull)
+        plain = [msgspec.structs.replace(one, publication=b"", published=0) for one in pull.shards]
+        old = genesis + encode(msgspec.structs.replace(pull, shards=plain, follows=False))
+        return await handle(sender, old, stream)
 
-        async def old_owner(sender, payload, stream):  # type: ignore[no-untyped-def]
-            """Knows nothing of the new fields."""
-            pull = decode(payload.removeprefix(genesis), Pull)
-            plain = [msgspec.structs.replace(one, publication=b"", published=0) for one in pull.shards]
-            old = genesis + encode(msgspec.structs.replace(pull, shards=plain, follows=False))
-            return await handle(sender, old, stream)
-
-        owning.overlay.handlers["pull"] = old_owner
-        await training.steps(1)
-        await training.rest()
-        replica = exchange_of(asking).replica
-        assert replica.position_of(0) == NO_POSITION
-        x = exchange_of(owning).store.owned[0].state.value
-        assert float(np.abs(replica.slice_of(0) - x).max()) < 0.1
-
-    simulate(scenario)
+    owning.overlay.handlers["pull"] = old_owner
+    await training.steps(1)
+    await training.rest()
+    replica = exchange_of(asking).replica
+    assert replica.position_of(0) == NO_POSITION
+    x = exchange_of(owning).store.owned[0].state.value
+    assert float(np.abs(replica.slice_of(0) - x).max()) < 0.1
 
 
 async def _nothing():  # type: ignore[no-untyped-def]
@@ -420,37 +399,31 @@ def test_whole_values_have_no_publication(codec: CodecName) -> None:
     simulate(scenario, codec=codec)
 
 
-def test_a_final_pull_brings_the_value_itself() -> None:
+@played_by(simulate)
+async def test_a_final_pull_brings_the_value_itself(world: World) -> None:
     """In float32 and whole, to all nodes the same bits, and those of the owner."""
-
-    async def scenario(world: World) -> None:
-        training = Training(world)
-        await training.steps(3)
+    training = Training(world)
+    await training.steps(3)
+    for member in world.running():
+        assert (await exchange_of(member).pull_final(training.step, 30.0)).missing == []
+    for shard in range(SHARDS):
+        x = exchange_of(owner(world, shard)).store.owned[shard].state.value
         for member in world.running():
-            assert (await exchange_of(member).pull_final(training.step, 30.0)).missing == []
-        for shard in range(SHARDS):
-            x = exchange_of(owner(world, shard)).store.owned[shard].state.value
-            for member in world.running():
-                assert exchange_of(member).replica.slice_of(shard).tobytes() == x.tobytes()
-
-    simulate(scenario)
+            assert exchange_of(member).replica.slice_of(shard).tobytes() == x.tobytes()
 
 
-def test_a_publication_that_nobody_asks_for_is_dropped() -> None:
+@played_by(simulate)
+async def test_a_publication_that_nobody_asks_for_is_dropped(world: World) -> None:
     """After two minutes; who comes later begins a new one."""
+    training = Training(world)
+    await training.steps(2)
+    publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
+    held = sum(exchange_of(one).publisher.size_bytes for one in world.running())
+    assert held >= 4 * SHARDS * SIZE
+    await asyncio.sleep(130.0)
+    assert sum(exchange_of(one).publisher.size_bytes for one in world.running()) == 0
+    await training.steps(2)
+    await training.rest()
 
-    async def scenario(world: World) -> None:
-        training = Training(world)
-        await training.steps(2)
-        publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
-        held = sum(exchange_of(one).publisher.size_bytes for one in world.running())
-        assert held >= 4 * SHARDS * SIZE
-        await asyncio.sleep(130.0)
-        assert sum(exchange_of(one).publisher.size_bytes for one in world.running()) == 0
-        await training.steps(2)
-        await training.rest()
-
-        assert all(publication_of(world, shard) != publications[shard] for shard in range(SHARDS))
-        assert check_followers(world) == 4 * SHARDS
-
-    simulate(scenario)
+    assert all(publication_of(world, shard) != publications[shard] for shard in range(SHARDS))
+    assert check_followers(world) == 4 * SHARDS

@@ -11,6 +11,7 @@ from p2pnode.overlay.transport import Request, Response, SizedBody, TransportErr
 from tests.harness.environment.virtual_loop import run
 from tests.harness.network.network import Network
 from tests.harness.network.transport import MemoryTransport
+from tests.harness.runner.stories import run_by
 
 MBIT = 1e6 / 8
 MB = 1 << 20
@@ -39,64 +40,55 @@ def sized(megabytes: int) -> SizedBody:
     return SizedBody(iter([bytes(MB)] * megabytes), megabytes * MB)
 
 
-def test_a_body_takes_its_time_on_a_line() -> None:
+@run_by(run)
+async def test_a_body_takes_its_time_on_a_line() -> None:
     """4 MiB up at 5 Mbit/s take 6.7 s and are not given up with a timeout of 1 s; the way back takes as long."""
-
-    async def main() -> None:
-        _, near, far = await two_hosts(5 * MBIT)
-        began, body = loop_time(), sized(4)
-        async with near.request(far.address, "count", b"4", body, timeout_s=1.0) as answer:
-            assert answer.head == str(4 * MB).encode()
-            assert loop_time() - began == pytest.approx(4 * MB / (5 * MBIT), abs=0.3)
-            assert answer.waited_s is not None
-            assert answer.waited_s < 0.2
-            assert body.moved_bytes() == 4 * MB
-            back: Any = answer.body
-            assert sum([len(chunk) async for chunk in back]) == 4 * MB
-            assert 4 * MB <= back.received_bytes < 4 * MB + 100
-        assert loop_time() - began == pytest.approx(8 * MB / (5 * MBIT), abs=0.5)
-        assert near.upload()[:2] == (4 * MB + 1, 0)
-
-    run(main())
+    _, near, far = await two_hosts(5 * MBIT)
+    began, body = loop_time(), sized(4)
+    async with near.request(far.address, "count", b"4", body, timeout_s=1.0) as answer:
+        assert answer.head == str(4 * MB).encode()
+        assert loop_time() - began == pytest.approx(4 * MB / (5 * MBIT), abs=0.3)
+        assert answer.waited_s is not None
+        assert answer.waited_s < 0.2
+        assert body.moved_bytes() == 4 * MB
+        back: Any = answer.body
+        assert sum([len(chunk) async for chunk in back]) == 4 * MB
+        assert 4 * MB <= back.received_bytes < 4 * MB + 100
+    assert loop_time() - began == pytest.approx(8 * MB / (5 * MBIT), abs=0.5)
+    assert near.upload()[:2] == (4 * MB + 1, 0)
 
 
-def test_streams_share_a_line_in_turn() -> None:
+@run_by(run)
+async def test_streams_share_a_line_in_turn() -> None:
     """Two bodies of 2 MiB end together, and a small request between them does not wait for either."""
+    _, near, far = await two_hosts(5 * MBIT)
+    ended: dict[str, float] = {}
 
-    async def main() -> None:
-        _, near, far = await two_hosts(5 * MBIT)
-        ended: dict[str, float] = {}
+    async def send(name: str, body: Any) -> None:
+        async with near.request(far.address, "count", b"", body, timeout_s=1.0):
+            ended[name] = loop_time() - began
 
-        async def send(name: str, body: Any) -> None:
-            async with near.request(far.address, "count", b"", body, timeout_s=1.0):
-                ended[name] = loop_time() - began
+    began = loop_time()
+    large = [asyncio.create_task(send(name, sized(2))) for name in ("a", "b")]
+    await asyncio.sleep(1.0)
+    assert near.upload().queued_bytes > MB
+    await send("small", [b"x"])
+    await asyncio.gather(*large)
 
-        began = loop_time()
-        large = [asyncio.create_task(send(name, sized(2))) for name in ("a", "b")]
-        await asyncio.sleep(1.0)
-        assert near.upload().queued_bytes > MB
-        await send("small", [b"x"])
-        await asyncio.gather(*large)
-
-        whole_s = 4 * MB / (5 * MBIT)
-        assert ended["small"] < 1.4
-        assert ended["a"] == pytest.approx(whole_s, abs=0.4)
-        assert ended["b"] == pytest.approx(whole_s, abs=0.4)
-
-    run(main())
+    whole_s = 4 * MB / (5 * MBIT)
+    assert ended["small"] < 1.4
+    assert ended["a"] == pytest.approx(whole_s, abs=0.4)
+    assert ended["b"] == pytest.approx(whole_s, abs=0.4)
 
 
-def test_a_peer_that_dies_in_the_middle_is_given_up_in_time() -> None:
+@run_by(run)
+async def test_a_peer_that_dies_in_the_middle_is_given_up_in_time() -> None:
     """A second after its last byte, however much was still to come."""
-
-    async def main() -> None:
-        network, near, far = await two_hosts(5 * MBIT)
-        asyncio.get_running_loop().call_later(3.0, network.pause, far.address)
-        began = loop_time()
-        with pytest.raises(TransportError) as caught:
-            async with near.request(far.address, "count", b"", sized(8), timeout_s=1.0):
-                pass
-        assert caught.value.kind == "timeout"
-        assert 3.0 < loop_time() - began < 4.2
-
-    run(main())
+    network, near, far = await two_hosts(5 * MBIT)
+    asyncio.get_running_loop().call_later(3.0, network.pause, far.address)
+    began = loop_time()
+    with pytest.raises(TransportError) as caught:
+        async with near.request(far.address, "count", b"", sized(8), timeout_s=1.0):
+            pass
+    assert caught.value.kind == "timeout"
+    assert 3.0 < loop_time() - began < 4.2

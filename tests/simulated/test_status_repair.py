@@ -11,6 +11,7 @@ import msgspec
 from p2pnode.status.events import EventRing
 from p2pnode.status.report import LoopDelay, StatusReport
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 from tests.simulated.test_swarm_training import EXACT, SIZE, settle, steps
@@ -67,47 +68,38 @@ async def split(swarm: Swarm, seconds: float) -> dict[str, int]:
     return most
 
 
-def test_a_split_within_the_reach_is_shown_as_repaired() -> None:
+@played_by(simulate, training__min_nodes=4)
+async def test_a_split_within_the_reach_is_shown_as_repaired(swarm: Swarm) -> None:
     """The reach is the time asked for. Shards to be reconciled are counted until they are. The repaired deltas add up
     to those of the events, and nothing is lost."""
+    most = await split(swarm, 20.0)
 
-    async def scenario(swarm: Swarm) -> None:
-        most = await split(swarm, 20.0)
-
-        assert most["repair_reach_seconds"] == 60.0
-        assert most["repair_log_bytes"] > 0
-        assert most["shards_to_mend"] > 0
-        repaired = sum(one["repaired"] for one in shown(swarm))
-        assert repaired == sum(record.fields["count"] for record in swarm.of("deltas_repaired")) > 0
-        assert [one["lost_in_splits"] for one in shown(swarm)] == [0] * 4
-        for host, one in zip(swarm.running(), shown(swarm), strict=True):
-            assert one["repair_log_bytes"] == host.living.exchange.store.log.size_bytes <= 256 * 1024 * 1024
-
-    simulate(scenario, training__min_nodes=4)
+    assert most["repair_reach_seconds"] == 60.0
+    assert most["repair_log_bytes"] > 0
+    assert most["shards_to_mend"] > 0
+    repaired = sum(one["repaired"] for one in shown(swarm))
+    assert repaired == sum(record.fields["count"] for record in swarm.of("deltas_repaired")) > 0
+    assert [one["lost_in_splits"] for one in shown(swarm)] == [0] * 4
+    for host, one in zip(swarm.running(), shown(swarm), strict=True):
+        assert one["repair_log_bytes"] == host.living.exchange.store.log.size_bytes <= 256 * 1024 * 1024
 
 
-def test_a_split_beyond_the_reach_is_shown_with_what_it_cost() -> None:
+@played_by(simulate, training__min_nodes=4, exchange__log_seconds=2.0)
+async def test_a_split_beyond_the_reach_is_shown_with_what_it_cost(swarm: Swarm) -> None:
     """A log of two seconds is shown as such; after a split of forty the losses are counted as the events name them."""
+    most = await split(swarm, 40.0)
 
-    async def scenario(swarm: Swarm) -> None:
-        most = await split(swarm, 40.0)
-
-        assert most["repair_reach_seconds"] == 2.0
-        lost = sum(one["lost_in_splits"] for one in shown(swarm))
-        assert lost == sum(record.fields["count"] for record in swarm.of("deltas_lost_in_split")) > 0
-
-    simulate(scenario, training__min_nodes=4, exchange__log_seconds=2.0)
+    assert most["repair_reach_seconds"] == 2.0
+    lost = sum(one["lost_in_splits"] for one in shown(swarm))
+    assert lost == sum(record.fields["count"] for record in swarm.of("deltas_lost_in_split")) > 0
 
 
-def test_a_full_log_shows_a_shorter_reach() -> None:
+@played_by(simulate, training__min_nodes=3, exchange__log_bytes=8000)
+async def test_a_full_log_shows_a_shorter_reach(swarm: Swarm) -> None:
     """Bytes run out before the time asked for: the reach shown is what they last for."""
+    swarm.start_many(3)
+    await swarm.until(lambda: min(steps(swarm)) >= 40, within_s=240, what="forty steps everywhere")
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(3)
-        await swarm.until(lambda: min(steps(swarm)) >= 40, within_s=240, what="forty steps everywhere")
-
-        for one in shown(swarm):
-            assert 0 < one["repair_reach_seconds"] < 60.0
-            assert one["repair_log_bytes"] <= 8000
-
-    simulate(scenario, training__min_nodes=3, exchange__log_bytes=8000)
+    for one in shown(swarm):
+        assert 0 < one["repair_reach_seconds"] < 60.0
+        assert one["repair_log_bytes"] <= 8000

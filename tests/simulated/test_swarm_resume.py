@@ -16,6 +16,7 @@ from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.shards.state import ShardState
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
 from tests.simulated.test_swarm_training import EXACT, SIZE, settle, steps
@@ -235,66 +236,62 @@ def test_a_founder_that_leaves_before_it_has_resumed_forgets_nothing() -> None:
     assert [record.fields["clean"] for record in swarm.of("swarm_resumed")] == [True]
 
 
-def test_a_late_node_with_a_higher_state_is_heard() -> None:
+@played_by(simulate, seed=81, training__min_nodes=1, training__checkpoint_s=3.0)
+async def test_a_late_node_with_a_higher_state_is_heard(swarm: Swarm) -> None:
     """The founder continues alone from old states, because no other node is back in time. Nodes with newer states take
     their shards back when they return, and what was trained meanwhile is added to them."""
+    swarm.start_many(3)
+    await swarm.until(lambda: min(steps(swarm)) >= 12, within_s=60, what="steps everywhere")
+    await swarm.kill("n0")
+    await swarm.until(lambda: min(steps(swarm)) >= 24, within_s=60, what="the others go on")
+    before = await switch_off(swarm)
+    founder = swarm.start("n0")
+    await swarm.until(lambda: founder.living.progress.step >= 16, within_s=60, what="the founder goes on alone")
+    for name in ("n1", "n2"):
+        swarm.start(name, bootstrap="n0")
+    await swarm.until(lambda: len(swarm.running()) == 3 and min(steps(swarm)) >= 30, within_s=90, what="all train")
+    await settle(swarm)
+    await asyncio.sleep(10.0)
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(3)
-        await swarm.until(lambda: min(steps(swarm)) >= 12, within_s=60, what="steps everywhere")
-        await swarm.kill("n0")
-        await swarm.until(lambda: min(steps(swarm)) >= 24, within_s=60, what="the others go on")
-        before = await switch_off(swarm)
-        founder = swarm.start("n0")
-        await swarm.until(lambda: founder.living.progress.step >= 16, within_s=60, what="the founder goes on alone")
-        for name in ("n1", "n2"):
-            swarm.start(name, bootstrap="n0")
-        await swarm.until(lambda: len(swarm.running()) == 3 and min(steps(swarm)) >= 30, within_s=90, what="all train")
-        await settle(swarm)
-        await asyncio.sleep(10.0)
-
-        for shard in range(SHARDS):
-            counted = {(name, step) for name, _, step in applied(swarm, shard)}
-            assert {(name, step) for name in ("n1", "n2") for step in range(1, before[name] + 1)} <= counted
-            assert {("n0", step) for step in founder.trainer.trained} <= counted
-
-    simulate(scenario, seed=81, training__min_nodes=1, training__checkpoint_s=3.0)
+    for shard in range(SHARDS):
+        counted = {(name, step) for name, _, step in applied(swarm, shard)}
+        assert {(name, step) for name in ("n1", "n2") for step in range(1, before[name] + 1)} <= counted
+        assert {("n0", step) for step in founder.trainer.trained} <= counted
 
 
 @pytest.mark.parametrize("without_counter", [True, *more(False)])
-def test_a_state_directory_put_back_from_a_copy_uses_no_identity_twice(without_counter: bool) -> None:
+@played_by(simulate, seed=91, training__checkpoint_s=2.0)
+async def test_a_state_directory_put_back_from_a_copy_uses_no_identity_twice(
+    swarm: Swarm, *, without_counter: bool
+) -> None:
     """An old copy of a state directory has the number of an earlier start, or none. Its node starts above those that
     the swarm has seen, also on disk, and all that it trains is in the model."""
-
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(3)
-        await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="steps everywhere")
-        backup = copy.deepcopy(swarm.hosts["n2"].disk)
-        if without_counter:
-            backup.remove("incarnation")
-        for _ in range(3):
-            await swarm.kill("n2")
-            swarm.start("n2", bootstrap="n0")
-            node = swarm.hosts["n2"].living
-            came = node.progress
-            await swarm.until(lambda: node.state == "training" and came.step >= 8, within_s=60, what="it trains")  # noqa: B023
-            goal = came.step + 6
-            await swarm.until(lambda: came.step >= goal, within_s=60, what="it goes on")  # noqa: B023
-        seen = swarm.hosts["n2"].living.incarnation
+    swarm.start_many(3)
+    await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="steps everywhere")
+    backup = copy.deepcopy(swarm.hosts["n2"].disk)
+    if without_counter:
+        backup.remove("incarnation")
+    for _ in range(3):
         await swarm.kill("n2")
-        swarm.hosts["n2"].disk = backup
-        again = swarm.start("n2", bootstrap="n0")
-        await swarm.until(lambda: len(again.trainer.trained) >= 6, within_s=60, what="it trains again")
-        await settle(swarm)
+        swarm.start("n2", bootstrap="n0")
+        node = swarm.hosts["n2"].living
+        came = node.progress
+        await swarm.until(lambda: node.state == "training" and came.step >= 8, within_s=60, what="it trains")  # noqa: B023
+        goal = came.step + 6
+        await swarm.until(lambda: came.step >= goal, within_s=60, what="it goes on")  # noqa: B023
+    seen = swarm.hosts["n2"].living.incarnation
+    await swarm.kill("n2")
+    swarm.hosts["n2"].disk = backup
+    again = swarm.start("n2", bootstrap="n0")
+    await swarm.until(lambda: len(again.trainer.trained) >= 6, within_s=60, what="it trains again")
+    await settle(swarm)
 
-        present = again.living.incarnation
-        assert present > seen
-        assert backup.read("incarnation") == str(present).encode()
-        for shard in range(SHARDS):
-            mine = {step for name, incarnation, step in applied(swarm, shard) if (name, incarnation) == ("n2", present)}
-            assert set(again.trainer.trained) <= mine
-
-    simulate(scenario, seed=91, training__checkpoint_s=2.0)
+    present = again.living.incarnation
+    assert present > seen
+    assert backup.read("incarnation") == str(present).encode()
+    for shard in range(SHARDS):
+        mine = {step for name, incarnation, step in applied(swarm, shard) if (name, incarnation) == ("n2", present)}
+        assert set(again.trainer.trained) <= mine
 
 
 def test_a_joiner_is_sent_no_state_before_it_has_the_vector(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from p2pnode.training.shards.applied import DeltaId
 from tests.harness.environment.virtual_loop import OWNER, VirtualLoop
 from tests.harness.histories.exchange_progress import Standing
 from tests.harness.runner.long_run import more
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
 
@@ -104,39 +105,33 @@ def test_every_delta_is_in_the_model_once(method: str) -> None:
     simulate(scenario, seed=11, barrier__method=method, training__min_nodes=5)
 
 
-def test_the_shards_spread_over_the_nodes() -> None:
+@played_by(simulate, seed=12, exchange__shards=32)
+async def test_the_shards_spread_over_the_nodes(swarm: Swarm) -> None:
     """Shortly after a swarm has gathered, no node owns more than half of the shards and each has a backup."""
+    swarm.start_many(4)
+    await swarm.until(lambda: min(steps(swarm)) >= 3, within_s=60, what="3 steps everywhere")
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(4)
-        await swarm.until(lambda: min(steps(swarm)) >= 3, within_s=60, what="3 steps everywhere")
-
-        owned = [len(host.living.exchange.store.owned) for host in swarm.running()]
-        backups = [one.backup for host in swarm.running() for one in host.living.exchange.store.owned.values()]
-        assert sum(owned) == 32
-        assert max(owned) <= 16
-        assert all(backup is not None for backup in backups)
-
-    simulate(scenario, seed=12, exchange__shards=32)
+    owned = [len(host.living.exchange.store.owned) for host in swarm.running()]
+    backups = [one.backup for host in swarm.running() for one in host.living.exchange.store.owned.values()]
+    assert sum(owned) == 32
+    assert max(owned) <= 16
+    assert all(backup is not None for backup in backups)
 
 
-def test_bsp_keeps_everybody_on_one_step() -> None:
+@played_by(simulate, seed=13, barrier__method="bsp", training__min_nodes=5)
+async def test_bsp_keeps_everybody_on_one_step(swarm: Swarm) -> None:
     """Under bsp no node is ever more than one completed step ahead of another."""
+    swarm.start_many(5)
+    await swarm.until(lambda: min(steps(swarm)) >= 1, within_s=60, what="the first step")
+    gaps = []
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(5)
-        await swarm.until(lambda: min(steps(swarm)) >= 1, within_s=60, what="the first step")
-        gaps = []
+    def look() -> bool:
+        gaps.append(max(steps(swarm)) - min(steps(swarm)))
+        return min(steps(swarm)) >= 15
 
-        def look() -> bool:
-            gaps.append(max(steps(swarm)) - min(steps(swarm)))
-            return min(steps(swarm)) >= 15
+    await swarm.until(look, within_s=300, what="15 steps")
 
-        await swarm.until(look, within_s=300, what="15 steps")
-
-        assert max(gaps) <= 1
-
-    simulate(scenario, seed=13, barrier__method="bsp", training__min_nodes=5)
+    assert max(gaps) <= 1
 
 
 @pytest.mark.parametrize(("method", "most"), [("pssp", 5), *more(("pbsp", 1), ("ssp", 5))])
@@ -164,185 +159,161 @@ def test_nodes_that_begin_together_begin_together(method: str, most: int) -> Non
 
 
 @pytest.mark.promise(3)
-def test_a_killed_owner_loses_nothing_that_was_acknowledged() -> None:
+@played_by(simulate, seed=14, training__min_nodes=5)
+async def test_a_killed_owner_loses_nothing_that_was_acknowledged(swarm: Swarm) -> None:
     """Killing a node mid-run: the others continue within the detection bound, and the model has every delta once."""
+    swarm.start_many(5)
+    await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="5 steps everywhere")
+    victim = max(swarm.running(), key=lambda host: len(host.living.exchange.store.owned))
+    before = victim.trainer.trained[-1]
+    unpushed = victim.living.progress.step < before
+    await swarm.kill(victim.name)
+    standing = Standing(swarm)
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(5)
-        await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="5 steps everywhere")
-        victim = max(swarm.running(), key=lambda host: len(host.living.exchange.store.owned))
-        before = victim.trainer.trained[-1]
-        unpushed = victim.living.progress.step < before
-        await swarm.kill(victim.name)
-        standing = Standing(swarm)
+    def look() -> bool:
+        standing.look()
+        return min(steps(swarm)) >= 30
 
-        def look() -> bool:
-            standing.look()
-            return min(steps(swarm)) >= 30
+    await swarm.until(look, within_s=200, what="the survivors go on")
+    await settle(swarm)
 
-        await swarm.until(look, within_s=200, what="the survivors go on")
-        await settle(swarm)
-
-        assert standing.longest_s <= 10.0 + 4.0  # the detection bound and a slow step of the stub
-        ours = swarm.value() - expected(swarm, without=(victim.name,))
-        theirs = victim.trainer.expected()
-        if unpushed:
-            # Its last step was in transit when it crashed: each of its shards is in or out, whole.
-            last_delta = theirs - victim.trainer.expected(victim.trainer.trained[:-1])
-            assert np.all((ours == theirs) | (ours == theirs - last_delta))
-        else:
-            np.testing.assert_array_equal(ours, theirs)
-
-    simulate(scenario, seed=14, training__min_nodes=5)
+    assert standing.longest_s <= 10.0 + 4.0  # the detection bound and a slow step of the stub
+    ours = swarm.value() - expected(swarm, without=(victim.name,))
+    theirs = victim.trainer.expected()
+    if unpushed:
+        # Its last step was in transit when it crashed: each of its shards is in or out, whole.
+        last_delta = theirs - victim.trainer.expected(victim.trainer.trained[:-1])
+        assert np.all((ours == theirs) | (ours == theirs - last_delta))
+    else:
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.promise(4)
-def test_a_leave_is_known_at_once_and_moves_everything() -> None:
+@played_by(simulate, seed=15)
+async def test_a_leave_is_known_at_once_and_moves_everything(swarm: Swarm) -> None:
     """A node that leaves has handed over its shards when it is gone, and its neighbours know within a second."""
+    swarm.start_many(4)
+    await swarm.until(lambda: min(steps(swarm)) >= 4, within_s=60, what="4 steps everywhere")
+    leaver = max(swarm.running(), key=lambda host: len(host.living.exchange.store.owned))
+    node_id = leaver.living.overlay.node_id
+    node = leaver.living
+    node.leave()
+    await swarm.until(lambda: leaver.task.done(), within_s=5, what="the leaver has gone")
+    await swarm.until(
+        lambda: not any(host.living.overlay.is_alive(node_id) for host in swarm.running()),
+        within_s=1,
+        what="all know that it left",
+    )
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(4)
-        await swarm.until(lambda: min(steps(swarm)) >= 4, within_s=60, what="4 steps everywhere")
-        leaver = max(swarm.running(), key=lambda host: len(host.living.exchange.store.owned))
-        node_id = leaver.living.overlay.node_id
-        node = leaver.living
-        node.leave()
-        await swarm.until(lambda: leaver.task.done(), within_s=5, what="the leaver has gone")
-        await swarm.until(
-            lambda: not any(host.living.overlay.is_alive(node_id) for host in swarm.running()),
-            within_s=1,
-            what="all know that it left",
-        )
+    assert leaver.task.result() == "leave"
+    assert not node.exchange.store.owned
+    assert not swarm.of("shards_taken_over")
+    await swarm.until(lambda: min(steps(swarm)) >= 15, within_s=200, what="the others go on")
+    await settle(swarm)
 
-        assert leaver.task.result() == "leave"
-        assert not node.exchange.store.owned
-        assert not swarm.of("shards_taken_over")
-        await swarm.until(lambda: min(steps(swarm)) >= 15, within_s=200, what="the others go on")
-        await settle(swarm)
-
-        # The current step at its leave is in or out, each of its shards whole.
-        with_it, value = expected(swarm), swarm.value()
-        assert np.all((value == with_it) | (value == with_it + abandoned(leaver)))
-
-    simulate(scenario, seed=15)
+    # The current step at its leave is in or out, each of its shards whole.
+    with_it, value = expected(swarm), swarm.value()
+    assert np.all((value == with_it) | (value == with_it + abandoned(leaver)))
 
 
 @pytest.mark.promise(2)
-def test_a_late_joiner_starts_where_the_others_are() -> None:
+@played_by(simulate, seed=16)
+async def test_a_late_joiner_starts_where_the_others_are(swarm: Swarm) -> None:
     """A node that joins a running swarm has the vector and starts at the median step, within five seconds."""
+    swarm.start_many(3)
+    await swarm.until(lambda: min(steps(swarm)) >= 20, within_s=120, what="20 steps everywhere")
+    joiner = swarm.start("late", bootstrap="n2")
+    await swarm.until(lambda: joiner.living.state in ("training", "waiting"), within_s=5, what="it trains")
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(3)
-        await swarm.until(lambda: min(steps(swarm)) >= 20, within_s=120, what="20 steps everywhere")
-        joiner = swarm.start("late", bootstrap="n2")
-        await swarm.until(lambda: joiner.living.state in ("training", "waiting"), within_s=5, what="it trains")
-
-        assert joiner.living.progress.step >= 15
-
-    simulate(scenario, seed=16)
+    assert joiner.living.progress.step >= 15
 
 
-def test_a_killed_node_comes_back_under_a_new_incarnation() -> None:
+@played_by(simulate, seed=17)
+async def test_a_killed_node_comes_back_under_a_new_incarnation(swarm: Swarm) -> None:
     """Restarted on its state directory, a killed node keeps its id, raises its incarnation, and catches up."""
+    swarm.start_many(3)
+    await swarm.until(lambda: min(steps(swarm)) >= 6, within_s=60, what="6 steps everywhere")
+    before = swarm.hosts["n1"].living
+    node_id, incarnation = before.overlay.node_id, before.incarnation
+    await swarm.kill("n1")
+    await swarm.until(lambda: min(steps(swarm)) >= 15, within_s=120, what="the others go on")
+    again = swarm.start("n1", bootstrap="n0")
+    await swarm.until(lambda: again.living.state in ("training", "waiting"), within_s=15, what="it trains again")
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(3)
-        await swarm.until(lambda: min(steps(swarm)) >= 6, within_s=60, what="6 steps everywhere")
-        before = swarm.hosts["n1"].living
-        node_id, incarnation = before.overlay.node_id, before.incarnation
-        await swarm.kill("n1")
-        await swarm.until(lambda: min(steps(swarm)) >= 15, within_s=120, what="the others go on")
-        again = swarm.start("n1", bootstrap="n0")
-        await swarm.until(lambda: again.living.state in ("training", "waiting"), within_s=15, what="it trains again")
-
-        assert again.living.overlay.node_id == node_id
-        assert again.living.incarnation > incarnation
-        assert again.living.progress.step >= 10
-
-    simulate(scenario, seed=17)
+    assert again.living.overlay.node_id == node_id
+    assert again.living.incarnation > incarnation
+    assert again.living.progress.step >= 10
 
 
-def test_a_hung_trainer_is_announced_and_blocks_no_other() -> None:
+@played_by(simulate, seed=18, barrier__method="bsp", training__min_nodes=4)
+async def test_a_hung_trainer_is_announced_and_blocks_no_other(swarm: Swarm) -> None:
     """A node whose trainer hangs leaves samples and counts, the others continue, and it returns when it progresses."""
+    swarm.start_many(4)
+    await swarm.until(lambda: min(steps(swarm)) >= 4, within_s=60, what="4 steps everywhere")
+    hung = swarm.hosts["n2"]
+    hung.trainer.hang()
+    await swarm.until(lambda: hung.living.state == "stalled", within_s=40, what="it says so")
+    others = [host for host in swarm.running() if host is not hung]
+    at = min(host.living.progress.step for host in others)
+    await swarm.until(
+        lambda: min(host.living.progress.step for host in others) >= at + 10, within_s=60, what="the others go on"
+    )
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(4)
-        await swarm.until(lambda: min(steps(swarm)) >= 4, within_s=60, what="4 steps everywhere")
-        hung = swarm.hosts["n2"]
-        hung.trainer.hang()
-        await swarm.until(lambda: hung.living.state == "stalled", within_s=40, what="it says so")
-        others = [host for host in swarm.running() if host is not hung]
-        at = min(host.living.progress.step for host in others)
-        await swarm.until(
-            lambda: min(host.living.progress.step for host in others) >= at + 10, within_s=60, what="the others go on"
-        )
-
-        assert all(host.living.overlay.workers() == 3 for host in others)
-        hung.trainer.resume()
-        await swarm.until(lambda: hung.living.state in ("training", "waiting"), within_s=20, what="it moves again")
-
-    simulate(scenario, seed=18, barrier__method="bsp", training__min_nodes=4)
+    assert all(host.living.overlay.workers() == 3 for host in others)
+    hung.trainer.resume()
+    await swarm.until(lambda: hung.living.state in ("training", "waiting"), within_s=20, what="it moves again")
 
 
 @pytest.mark.promise(12)
-def test_a_crashing_trainer_is_restarted() -> None:
+@played_by(simulate, seed=19, training__min_nodes=3)
+async def test_a_crashing_trainer_is_restarted(swarm: Swarm) -> None:
     """A trainer that crashes is started again from the last base, and no step is lost or doubled."""
+    swarm.start_many(3)
+    await swarm.until(lambda: min(steps(swarm)) >= 3, within_s=60, what="3 steps everywhere")
+    swarm.hosts["n1"].trainer.crash_next(2)
+    await swarm.until(lambda: min(steps(swarm)) >= 12, within_s=200, what="12 steps everywhere")
+    await settle(swarm)
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(3)
-        await swarm.until(lambda: min(steps(swarm)) >= 3, within_s=60, what="3 steps everywhere")
-        swarm.hosts["n1"].trainer.crash_next(2)
-        await swarm.until(lambda: min(steps(swarm)) >= 12, within_s=200, what="12 steps everywhere")
-        await settle(swarm)
-
-        assert swarm.hosts["n1"].trainer.starts == 3
-        np.testing.assert_array_equal(swarm.value(), expected(swarm))
-
-    simulate(scenario, seed=19, training__min_nodes=3)
+    assert swarm.hosts["n1"].trainer.starts == 3
+    np.testing.assert_array_equal(swarm.value(), expected(swarm))
 
 
-def test_a_paused_node_blocks_no_other_and_catches_up() -> None:
+@played_by(simulate, seed=20, barrier__method="bsp", training__min_nodes=3)
+async def test_a_paused_node_blocks_no_other_and_catches_up(swarm: Swarm) -> None:
     """A paused node leaves samples, keeps its shards, and resumes at the step of the others."""
-
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(3)
-        await swarm.until(lambda: min(steps(swarm)) >= 3, within_s=60, what="3 steps everywhere")
-        paused = swarm.hosts["n2"].living
-        paused.pause()
-        others = [swarm.hosts["n0"], swarm.hosts["n1"]]
-        at = min(host.living.progress.step for host in others)
-        await swarm.until(
-            lambda: min(host.living.progress.step for host in others) >= at + 12, within_s=90, what="the others go on"
-        )
-        assert paused.state == "paused"
-        paused.resume()
-        await swarm.until(lambda: paused.progress.step >= at + 11, within_s=20, what="it caught up")
-
-    simulate(scenario, seed=20, barrier__method="bsp", training__min_nodes=3)
+    swarm.start_many(3)
+    await swarm.until(lambda: min(steps(swarm)) >= 3, within_s=60, what="3 steps everywhere")
+    paused = swarm.hosts["n2"].living
+    paused.pause()
+    others = [swarm.hosts["n0"], swarm.hosts["n1"]]
+    at = min(host.living.progress.step for host in others)
+    await swarm.until(
+        lambda: min(host.living.progress.step for host in others) >= at + 12, within_s=90, what="the others go on"
+    )
+    assert paused.state == "paused"
+    paused.resume()
+    await swarm.until(lambda: paused.progress.step >= at + 11, within_s=20, what="it caught up")
 
 
 @pytest.mark.promise(3)
-def test_a_frozen_node_blocks_no_other_and_rejoins() -> None:
+@played_by(simulate, seed=23)
+async def test_a_frozen_node_blocks_no_other_and_rejoins(swarm: Swarm) -> None:
     """A node whose machine stops for eight seconds: the others continue, and when it resumes all continue."""
+    swarm.start_many(2)
+    await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="5 steps everywhere")
+    frozen = swarm.hosts["n1"].living.overlay.address
+    swarm.network.pause(frozen)
+    await asyncio.sleep(8.0)
+    swarm.network.resume(frozen)
+    standing = Standing(swarm)
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(2)
-        await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="5 steps everywhere")
-        frozen = swarm.hosts["n1"].living.overlay.address
-        swarm.network.pause(frozen)
-        await asyncio.sleep(8.0)
-        swarm.network.resume(frozen)
-        standing = Standing(swarm)
+    def look() -> bool:
+        standing.look()
+        return min(steps(swarm)) >= 40
 
-        def look() -> bool:
-            standing.look()
-            return min(steps(swarm)) >= 40
+    await swarm.until(look, within_s=120, what="all go on")
 
-        await swarm.until(look, within_s=120, what="all go on")
-
-        assert standing.longest_s <= 10.0 + 4.0  # the detection bound and a slow step of the stub
-
-    simulate(scenario, seed=23)
+    assert standing.longest_s <= 10.0 + 4.0  # the detection bound and a slow step of the stub
 
 
 def sum_of_the_applied(swarm: Swarm) -> tuple[np.ndarray, int]:
@@ -515,67 +486,58 @@ def test_a_node_that_slept_while_another_died_goes_on_where_the_living_one_is() 
     assert {record.node for record in swarm.of("caught_up")} == {"n1"}
 
 
-def test_another_model_is_refused_with_both_values() -> None:
+@played_by(simulate, seed=21)
+async def test_another_model_is_refused_with_both_values(swarm: Swarm) -> None:
     """A joiner whose layout differs is refused, and the message names both sides' values."""
+    swarm.start_many(2)
+    await swarm.until(lambda: min(steps(swarm)) >= 1, within_s=60, what="a step")
+    swarm._make_trainer = lambda name: StubTrainer(name, SIZE + 1, start_s=0.3)
+    odd = swarm.start("odd", bootstrap="n0")
+    await swarm.until(lambda: odd.task.done(), within_s=20, what="it ends")
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(2)
-        await swarm.until(lambda: min(steps(swarm)) >= 1, within_s=60, what="a step")
-        swarm._make_trainer = lambda name: StubTrainer(name, SIZE + 1, start_s=0.3)
-        odd = swarm.start("odd", bootstrap="n0")
-        await swarm.until(lambda: odd.task.done(), within_s=20, what="it ends")
-
-        error = odd.task.exception()
-        assert error is not None
-        assert "[257]" in str(error)
-        assert "[256]" in str(error)
-
-    simulate(scenario, seed=21)
+    error = odd.task.exception()
+    assert error is not None
+    assert "[257]" in str(error)
+    assert "[256]" in str(error)
 
 
-def test_memory_is_checked_before_it_is_taken() -> None:
+@played_by(simulate, seed=27)
+async def test_memory_is_checked_before_it_is_taken(swarm: Swarm) -> None:
     """A founder whose share cannot fit is refused; a joiner whose share fits, but not a larger one, is warned."""
+    swarm.start_many(3)
+    await swarm.until(lambda: min(steps(swarm)) >= 1, within_s=60, what="a step")
+    config = swarm.running()[0].living.config
+    checkpoints = config.training.checkpoint_s > 0
+    share, half = (budget(SIZE, config.exchange, nodes, checkpoints=checkpoints).to_come for nodes in (4, 2))
+    assert share < half
+    swarm.available_memory = share
+    joiner = swarm.start("joiner", bootstrap="n0")
+    await swarm.until(lambda: joiner.living.progress.step >= 1, within_s=60, what="the joiner trains")
+    assert any(record.event == "memory_tight" and record.node == "joiner" for record in swarm.records)
+    assert joiner.living.budget().owned == SIZE
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(3)
-        await swarm.until(lambda: min(steps(swarm)) >= 1, within_s=60, what="a step")
-        config = swarm.running()[0].living.config
-        checkpoints = config.training.checkpoint_s > 0
-        share, half = (budget(SIZE, config.exchange, nodes, checkpoints=checkpoints).to_come for nodes in (4, 2))
-        assert share < half
-        swarm.available_memory = share
-        joiner = swarm.start("joiner", bootstrap="n0")
-        await swarm.until(lambda: joiner.living.progress.step >= 1, within_s=60, what="the joiner trains")
-        assert any(record.event == "memory_tight" and record.node == "joiner" for record in swarm.records)
-        assert joiner.living.budget().owned == SIZE
-
-        swarm.available_memory = budget(SIZE, config.exchange, 1, checkpoints=checkpoints).to_come - 1
-        alone = swarm.start("alone")
-        await swarm.until(lambda: alone.task.done(), within_s=20, what="it ends")
-        error = alone.task.exception()
-        assert isinstance(error, UserError)
-        assert error.exit_code == ExitCode.TRAINER
-        assert "0.0 MB more memory" in error.message
-
-    simulate(scenario, seed=27)
+    swarm.available_memory = budget(SIZE, config.exchange, 1, checkpoints=checkpoints).to_come - 1
+    alone = swarm.start("alone")
+    await swarm.until(lambda: alone.task.done(), within_s=20, what="it ends")
+    error = alone.task.exception()
+    assert isinstance(error, UserError)
+    assert error.exit_code == ExitCode.TRAINER
+    assert "0.0 MB more memory" in error.message
 
 
-def test_the_whole_swarm_comes_back_after_being_switched_off() -> None:
+@played_by(simulate, seed=22, training__checkpoint_s=5.0)
+async def test_the_whole_swarm_comes_back_after_being_switched_off(swarm: Swarm) -> None:
     """All nodes killed and started again on their disks: the swarm continues from a checkpoint, not from zero."""
+    swarm.start_many(3)
+    await swarm.until(lambda: min(steps(swarm)) >= 20, within_s=120, what="20 steps everywhere")
+    for name in list(swarm.hosts):
+        await swarm.kill(name)
+    swarm.start_many(3)
+    await swarm.until(
+        lambda: all(host.living.state in ("training", "waiting") for host in swarm.running()),
+        within_s=60,
+        what="all train again",
+    )
+    await swarm.until(lambda: min(steps(swarm)) >= 25, within_s=60, what="they go on")
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(3)
-        await swarm.until(lambda: min(steps(swarm)) >= 20, within_s=120, what="20 steps everywhere")
-        for name in list(swarm.hosts):
-            await swarm.kill(name)
-        swarm.start_many(3)
-        await swarm.until(
-            lambda: all(host.living.state in ("training", "waiting") for host in swarm.running()),
-            within_s=60,
-            what="all train again",
-        )
-        await swarm.until(lambda: min(steps(swarm)) >= 25, within_s=60, what="they go on")
-
-        assert len({host.living.overlay.genesis for host in swarm.running()}) == 1
-
-    simulate(scenario, seed=22, training__checkpoint_s=5.0)
+    assert len({host.living.overlay.genesis for host in swarm.running()}) == 1

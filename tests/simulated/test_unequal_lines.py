@@ -17,6 +17,7 @@ from p2pnode.training.encoding.codec_choice import CodecChoice
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.settings import ExchangeSettings
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.exchange_swarm import Member, World
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
@@ -97,80 +98,74 @@ def sent_states(world: World) -> Callable[[], Counter[str]]:
     return lambda: +counted
 
 
-def test_shards_follow_the_lines_and_leave_a_slow_node_once_without_a_copy_of_its_own() -> None:
+@played_by(simulate)
+async def test_shards_follow_the_lines_and_leave_a_slow_node_once_without_a_copy_of_its_own(world: World) -> None:
     """A node under the floor ends with no shard and no backup, sends no state, takes none back; no delta is lost."""
+    before = owners(world)
+    assert set(before.values()) == {f"n{number}" for number in range(NODES)}
+    for number in range(NODES):
+        world.announce(f"n{number}", FAST)
+    await settled(world)
+    assert owners(world) == before, "equal classes move shards"
 
-    async def scenario(world: World) -> None:
-        before = owners(world)
-        assert set(before.values()) == {f"n{number}" for number in range(NODES)}
-        for number in range(NODES):
-            world.announce(f"n{number}", FAST)
-        await settled(world)
-        assert owners(world) == before, "equal classes move shards"
+    states = sent_states(world)
+    moves: list[tuple[int, str, str]] = []
+    last = dict(before)
 
-        states = sent_states(world)
-        moves: list[tuple[int, str, str]] = []
-        last = dict(before)
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            for shard, name in owners(world).items():
+                if last[shard] != name:
+                    moves.append((shard, last[shard], name))
+                    last[shard] = name
 
-        async def watch() -> None:
-            while True:
-                await asyncio.sleep(0.05)
-                for shard, name in owners(world).items():
-                    if last[shard] != name:
-                        moves.append((shard, last[shard], name))
-                        last[shard] = name
+    watching = asyncio.create_task(watch())
+    world.announce("n1", FAST - FLOOR_CLASSES)
+    await train(world, range(1, 30))
+    await settled(world)
+    watching.cancel()
 
-        watching = asyncio.create_task(watch())
-        world.announce("n1", FAST - FLOOR_CLASSES)
-        await train(world, range(1, 30))
-        await settled(world)
-        watching.cancel()
-
-        assert "n1" not in owners(world).values()
-        assert backups(world)["n1"] == 0
-        assert states()["n1"] == 0, "the slow node copied states over its own line"
-        assert not [move for move in moves if move[2] == "n1"]
-        assert Counter(shard for shard, source, _ in moves if source == "n1") == Counter(
-            {shard: 1 for shard, name in before.items() if name == "n1"}
-        )
-        kept = {shard for shard, name in before.items() if name != "n1"}
-        assert not kept & {shard for shard, _, _ in moves}, "shards of other nodes moved"
-        for member in world.running():
-            for owned in exchange_of(member).store.owned.values():
-                assert owned.state.value.tolist() == [29.0 * NODES] * VALUES_PER_SHARD
-
-    simulate(scenario)
+    assert "n1" not in owners(world).values()
+    assert backups(world)["n1"] == 0
+    assert states()["n1"] == 0, "the slow node copied states over its own line"
+    assert not [move for move in moves if move[2] == "n1"]
+    assert Counter(shard for shard, source, _ in moves if source == "n1") == Counter(
+        {shard: 1 for shard, name in before.items() if name == "n1"}
+    )
+    kept = {shard for shard, name in before.items() if name != "n1"}
+    assert not kept & {shard for shard, _, _ in moves}, "shards of other nodes moved"
+    for member in world.running():
+        for owned in exchange_of(member).store.owned.values():
+            assert owned.state.value.tolist() == [29.0 * NODES] * VALUES_PER_SHARD
 
 
-def test_a_line_that_wavers_about_the_edge_of_a_class_moves_each_shard_at_most_once() -> None:
+@played_by(simulate)
+async def test_a_line_that_wavers_about_the_edge_of_a_class_moves_each_shard_at_most_once(world: World) -> None:
     """Four minutes of rates that differ by 30 % between rounds: after the first class nothing moves any more."""
     seed = 4
     print(f"noise {seed}")
+    rng = random.Random(seed)
+    announced = {f"n{number}": CapacityClass() for number in range(NODES)}
+    for name in announced:
+        world.announce(name, FAST)
+    await settled(world)
+    last, moved = owners(world), Counter[int]()
+    for _ in range(25):
+        for name, capacity in announced.items():
+            capacity.update(2.0**25 * (0.25 if name == "n1" else 1.0) * rng.uniform(0.86, 1.16), is_exact=True)
+            world.announce(name, capacity.announced)
+        for _ in range(10):
+            await asyncio.sleep(1.0)
+            now = owners(world)
+            moved.update(shard for shard, name in now.items() if last.get(shard, name) != name)
+            last |= now
 
-    async def scenario(world: World) -> None:
-        rng = random.Random(seed)
-        announced = {f"n{number}": CapacityClass() for number in range(NODES)}
-        for name in announced:
-            world.announce(name, FAST)
-        await settled(world)
-        last, moved = owners(world), Counter[int]()
-        for _ in range(25):
-            for name, capacity in announced.items():
-                capacity.update(2.0**25 * (0.25 if name == "n1" else 1.0) * rng.uniform(0.86, 1.16), is_exact=True)
-                world.announce(name, capacity.announced)
-            for _ in range(10):
-                await asyncio.sleep(1.0)
-                now = owners(world)
-                moved.update(shard for shard, name in now.items() if last.get(shard, name) != name)
-                last |= now
-
-        print(f"shards that moved: {len(moved)} of {SHARDS}")
-        assert max(moved.values(), default=0) <= 2  # from the slow node to its backup, and to the best candidate
-        late = dict(owners(world))
-        await asyncio.sleep(20.0)
-        assert owners(world) == late
-
-    simulate(scenario)
+    print(f"shards that moved: {len(moved)} of {SHARDS}")
+    assert max(moved.values(), default=0) <= 2  # from the slow node to its backup, and to the best candidate
+    late = dict(owners(world))
+    await asyncio.sleep(20.0)
+    assert owners(world) == late
 
 
 def train_over(lines: list[float], values: int, *, within_s: float, done: Callable[[list[Host]], bool]) -> list[Host]:

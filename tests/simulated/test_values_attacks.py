@@ -14,6 +14,7 @@ from p2pnode.training.values.client import shard_of
 from p2pnode.training.values.encoding import decode_value, encode_key
 from p2pnode.training.values.store import Stamped, StoreUnavailable, ValueUpdate
 from tests.harness.runner.long_run import more
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.exchange_swarm import Member
 from tests.harness.swarms.value_swarm import SHARDS, Few, play
 
@@ -57,39 +58,36 @@ def backup_of(few: Few, key: str) -> Member:
 
 @pytest.mark.parametrize("who", ["owner", "backup"])
 @pytest.mark.parametrize("moment", ["asked", "forwarding", "forwarded", "answered"])
-def test_a_set_that_owner_or_backup_dies_in_counts_once(who: str, moment: str) -> None:
+@played_by(play)
+async def test_a_set_that_owner_or_backup_dies_in_counts_once(few: Few, *, who: str, moment: str) -> None:
     """The node dies when it is asked, before the backup has the batch, when it has it, or before the answer arrives:
     the call ends, and each of its updates is in the value once."""
+    await few.start("a", "b", "c", "d")
+    key = few.key_of("a")
+    backup = backup_of(few, key).name
+    other = next(name for name in "bcd" if name != backup)
+    await few.store(other).update([ValueUpdate(key, 1, 0, "add")])
+    name, after_s = {
+        "asked": ("update_values", 0.0),
+        "forwarding": ("forward", 0.0),
+        "forwarded": ("forward", 0.021),
+        "answered": ("forward", 0.035),
+    }[moment]
+    victim = "a" if who == "owner" else backup
+    struck: list[float] = []
 
-    async def scenario(few: Few) -> None:
-        await few.start("a", "b", "c", "d")
-        key = few.key_of("a")
-        backup = backup_of(few, key).name
-        other = next(name for name in "bcd" if name != backup)
-        await few.store(other).update([ValueUpdate(key, 1, 0, "add")])
-        name, after_s = {
-            "asked": ("update_values", 0.0),
-            "forwarding": ("forward", 0.0),
-            "forwarded": ("forward", 0.021),
-            "answered": ("forward", 0.035),
-        }[moment]
-        victim = "a" if who == "owner" else backup
-        struck: list[float] = []
+    def strike(_source: str, target: str, request: str, _payload: bytes) -> None:
+        if request == name and not struck and target in ("a", backup):
+            struck.append(after_s)
+            asyncio.get_running_loop().call_later(after_s, few.world.kill, victim)
 
-        def strike(_source: str, target: str, request: str, _payload: bytes) -> None:
-            if request == name and not struck and target in ("a", backup):
-                struck.append(after_s)
-                asyncio.get_running_loop().call_later(after_s, few.world.kill, victim)
-
-        few.world.observers.append(strike)
-        await few.store(other).update([ValueUpdate(key, 10, 0, "add"), ValueUpdate(key, 100, 0, "add")])
-        assert struck
-        await asyncio.sleep(struck[0])  # the victim reads no more
-        await few.whole()
-        for reader in few.world.running():
-            assert await few.store(reader.name).get(key) == Stamped(111, 0)
-
-    play(scenario)
+    few.world.observers.append(strike)
+    await few.store(other).update([ValueUpdate(key, 10, 0, "add"), ValueUpdate(key, 100, 0, "add")])
+    assert struck
+    await asyncio.sleep(struck[0])  # the victim reads no more
+    await few.whole()
+    for reader in few.world.running():
+        assert await few.store(reader.name).get(key) == Stamped(111, 0)
 
 
 def test_two_nodes_that_join_at_once_get_their_shares() -> None:
@@ -131,119 +129,110 @@ def test_two_nodes_that_join_at_once_get_their_shares() -> None:
 
 
 @pytest.mark.parametrize("verb", ["get", "keys"])
-def test_a_value_of_a_lower_term_than_was_seen_is_not_taken(verb: str) -> None:
+@played_by(play)
+async def test_a_value_of_a_lower_term_than_was_seen_is_not_taken(few: Few, *, verb: str) -> None:
     """An owner that was replaced may answer still, with old values: the reader asks until the owner is above the term
     that the reader has seen."""
-
-    async def scenario(few: Few) -> None:
-        await few.start("a", "b", "c")
-        key = few.key_of("a")
-        shard = shard_of(encode_key(key), SHARDS)
-        await few.store("b").set(key, 1)
-        reader, owner = (few.world.members[name].exchange for name in "ca")
-        assert reader is not None
-        assert owner is not None
-        before = owner.store.owned[shard].term
-        seen = Term(before.number + 1, few.world.members["b"].contact.node_id)
-        reader.store.ownership.raise_fence(shard, seen)
-        asked: list[str] = []
-        name = "read_values" if verb == "get" else "list_keys"
-        few.world.observers.append(lambda _s, target, request, _p: asked.append(target) if request == name else None)
-        if verb == "get":
-            assert await few.store("c").get(key) == Stamped(1, 0)
-        else:
-            assert await few.store("c").keys() == [key]
-        assert asked.count("a") > 1
-        (now,) = few.owners(shard)
-        assert now.exchange is not None
-        assert now.exchange.store.owned[shard].term > seen
-
-    play(scenario)
+    await few.start("a", "b", "c")
+    key = few.key_of("a")
+    shard = shard_of(encode_key(key), SHARDS)
+    await few.store("b").set(key, 1)
+    reader, owner = (few.world.members[name].exchange for name in "ca")
+    assert reader is not None
+    assert owner is not None
+    before = owner.store.owned[shard].term
+    seen = Term(before.number + 1, few.world.members["b"].contact.node_id)
+    reader.store.ownership.raise_fence(shard, seen)
+    asked: list[str] = []
+    name = "read_values" if verb == "get" else "list_keys"
+    few.world.observers.append(lambda _s, target, request, _p: asked.append(target) if request == name else None)
+    if verb == "get":
+        assert await few.store("c").get(key) == Stamped(1, 0)
+    else:
+        assert await few.store("c").keys() == [key]
+    assert asked.count("a") > 1
+    (now,) = few.owners(shard)
+    assert now.exchange is not None
+    assert now.exchange.store.owned[shard].term > seen
 
 
-def test_a_node_that_may_own_nothing_takes_no_values_over() -> None:
+@played_by(play)
+async def test_a_node_that_may_own_nothing_takes_no_values_over(few: Few) -> None:
     """The only server dies: its worker hears that no owner answers, and does not begin the values anew. When the server
     starts again with its disk, they are as it wrote them."""
-
-    async def scenario(few: Few) -> None:
-        await few.start("a")
-        worker = await few.world.start("b")
-        assert worker.overlay is not None
-        assert worker.exchange is not None
-        worker.overlay.eligible = False
-        few.world.spread(worker)
-        await worker.exchange.join(few.world.members["a"].contact)
-        await asyncio.sleep(3.0)
-        for number in range(16):
-            await few.store("b").set(f"k{number}", number)
-        before = few.world.members["a"].exchange
-        assert before is not None
-        parts = shard_states.encode(bytes.fromhex(before.manifest.genesis), before.store.states_to_save(), clean=False)
-        saved = b"".join(parts)
-        few.world.kill("a")
-        with pytest.raises(StoreUnavailable, match="'k3'"):
-            await few.store("b").get("k3")
-        assert few.events("values_lost") == []
-        assert not worker.exchange.store.owned
-        again = await few.world.start("a")
-        assert again.exchange is not None
-        again.exchange.offer(
-            0, [], shard_states.decode(saved, bytes.fromhex(before.manifest.genesis), [(0, 0)] * SHARDS, 0)
-        )
-        await again.exchange.join(worker.contact)
-        found = await few.store("b").get_many([f"k{number}" for number in range(16)])
-        assert found == {f"k{number}": Stamped(number, 0) for number in range(16)}
-
-    play(scenario)
+    await few.start("a")
+    worker = await few.world.start("b")
+    assert worker.overlay is not None
+    assert worker.exchange is not None
+    worker.overlay.eligible = False
+    few.world.spread(worker)
+    await worker.exchange.join(few.world.members["a"].contact)
+    await asyncio.sleep(3.0)
+    for number in range(16):
+        await few.store("b").set(f"k{number}", number)
+    before = few.world.members["a"].exchange
+    assert before is not None
+    parts = shard_states.encode(bytes.fromhex(before.manifest.genesis), before.store.states_to_save(), clean=False)
+    saved = b"".join(parts)
+    few.world.kill("a")
+    with pytest.raises(StoreUnavailable, match="'k3'"):
+        await few.store("b").get("k3")
+    assert few.events("values_lost") == []
+    assert not worker.exchange.store.owned
+    again = await few.world.start("a")
+    assert again.exchange is not None
+    again.exchange.offer(
+        0, [], shard_states.decode(saved, bytes.fromhex(before.manifest.genesis), [(0, 0)] * SHARDS, 0)
+    )
+    await again.exchange.join(worker.contact)
+    found = await few.store("b").get_many([f"k{number}" for number in range(16)])
+    assert found == {f"k{number}": Stamped(number, 0) for number in range(16)}
 
 
-def test_a_swarm_that_is_killed_goes_on_from_the_newest_copies_on_its_disks() -> None:
+@played_by(play)
+async def test_a_swarm_that_is_killed_goes_on_from_the_newest_copies_on_its_disks(few: Few) -> None:
     """Nodes had written what they hold at different moments. Of each shard the swarm takes the copy with the most
     updates, all nodes read the same, and an update that was sent before and is not in it may be made again."""
+    names, keys = "abc", [f"k{number}" for number in range(24)]
+    await few.start(*names)
+    saved: dict[str, bytes] = {}
+    genesis = bytes.fromhex(few.world.manifest.genesis)
+    for number, name in enumerate("bcab"):
+        await few.store("a").update([ValueUpdate(key, 1, number, "add") for key in keys[number:]])
+        exchange = few.world.members[name].exchange
+        assert exchange is not None
+        saved[name] = b"".join(shard_states.encode(genesis, exchange.store.states_to_save(), clean=False))
+    for name in names:
+        few.world.kill(name)
 
-    async def scenario(few: Few) -> None:
-        names, keys = "abc", [f"k{number}" for number in range(24)]
-        await few.start(*names)
-        saved: dict[str, bytes] = {}
-        genesis = bytes.fromhex(few.world.manifest.genesis)
-        for number, name in enumerate("bcab"):
-            await few.store("a").update([ValueUpdate(key, 1, number, "add") for key in keys[number:]])
-            exchange = few.world.members[name].exchange
-            assert exchange is not None
-            saved[name] = b"".join(shard_states.encode(genesis, exchange.store.states_to_save(), clean=False))
-        for name in names:
-            few.world.kill(name)
-
-        newest: dict[int, dict[bytes, TableEntry]] = {}
-        for raw in saved.values():
-            for shard, stored in shard_states.decode(raw, genesis, [(0, 0)] * SHARDS, 0).items():
-                assert stored.state.table is not None
-                entries = stored.state.table.entries
-                if sum(one.timestamp for one in entries.values()) >= sum(
-                    one.timestamp for one in newest.get(shard, {}).values()
-                ):
-                    newest[shard] = entries
-        assert len(newest) == SHARDS
-        members = [await few.world.start(name) for name in names]
-        for member in members:
-            assert member.exchange is not None
-            member.exchange.delay_takeover(30.0)
-            states = shard_states.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0)
-            member.exchange.offer(0, [], states)
-        first, *others = [member.exchange for member in members if member.exchange is not None]
-        await first.resume(2, 5.0)
-        for exchange in others:
-            await exchange.join(members[0].contact)
-        await few.whole()
-        for name in names:
-            found = await few.store(name).get_many(keys)
-            for key in keys:
-                entry = newest[shard_of(encode_key(key), SHARDS)][encode_key(key)]
-                assert found[key] == Stamped(decode_value(entry.value), entry.timestamp)
-        before = {key: one.value for key, one in (await few.store("c").get_many(keys)).items()}
-        assert min(before.values()) < max(before.values())
-        await few.store("c").update([ValueUpdate(key, 10, 0, "add") for key in keys])
-        after = await few.store("b").get_many(keys)
-        assert {key: one.value for key, one in after.items()} == {key: value + 10 for key, value in before.items()}
-
-    play(scenario)
+    newest: dict[int, dict[bytes, TableEntry]] = {}
+    for raw in saved.values():
+        for shard, stored in shard_states.decode(raw, genesis, [(0, 0)] * SHARDS, 0).items():
+            assert stored.state.table is not None
+            entries = stored.state.table.entries
+            if sum(one.timestamp for one in entries.values()) >= sum(
+                one.timestamp for one in newest.get(shard, {}).values()
+            ):
+                newest[shard] = entries
+    assert len(newest) == SHARDS
+    members = [await few.world.start(name) for name in names]
+    for member in members:
+        assert member.exchange is not None
+        member.exchange.delay_takeover(30.0)
+        states = shard_states.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0)
+        member.exchange.offer(0, [], states)
+    first, *others = [member.exchange for member in members if member.exchange is not None]
+    await first.resume(2, 5.0)
+    for exchange in others:
+        await exchange.join(members[0].contact)
+    await few.whole()
+    for name in names:
+        found = await few.store(name).get_many(keys)
+        for key in keys:
+            entry = newest[shard_of(encode_key(key), SHARDS)][encode_key(key)]
+            assert found[key] == Stamped(decode_value(entry.value), entry.timestamp)
+    before = {key: one.value for key, one in (await few.store("c").get_many(keys)).items()}
+    assert min(before.values()) < max(before.values())
+    await few.store("c").update([ValueUpdate(key, 10, 0, "add") for key in keys])
+    after = await few.store("b").get_many(keys)
+    assert {key: one.value for key, one in after.items()} == {key: value + 10 for key, value in before.items()}

@@ -16,7 +16,7 @@ def marked(path: str) -> set[tuple[str, int]]:
     return {
         (node.name, number)
         for node in syntax_nodes(path)
-        if isinstance(node, ast.FunctionDef)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for decorator in node.decorator_list
         if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.promise"
         for number in map(ast.literal_eval, decorator.args)

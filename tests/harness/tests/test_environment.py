@@ -12,6 +12,7 @@ from p2pnode.overlay.environment import Clock, Disk, Entropy, Executor, Log
 from p2pnode.training.trainer_link.interface import StepOrder, Trainer, TrainerFailed
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 from tests.harness.trainers.stub_trainer import UNIT, StubTrainer, delta_of, exponential, initial_vector
 
 
@@ -19,19 +20,16 @@ def order(step: int) -> StepOrder:
     return StepOrder(step=step, local_steps=2, workers=1.0, is_first=True)
 
 
-def test_clock_follows_the_loop() -> None:
+@run_by(run)
+async def test_clock_follows_the_loop() -> None:
     """Monotonic time is the loop's; wall time goes with it, shifted by its skew."""
-
-    async def main() -> None:
-        clock = VirtualClock()
-        interface: Clock = clock
-        monotonic, wall = interface.monotonic(), interface.wall()
-        await asyncio.sleep(5)
-        assert interface.monotonic() - monotonic == 5
-        clock.skew_s = -60
-        assert interface.wall() - wall == pytest.approx(-55)
-
-    run(main())
+    clock = VirtualClock()
+    interface: Clock = clock
+    monotonic, wall = interface.monotonic(), interface.wall()
+    await asyncio.sleep(5)
+    assert interface.monotonic() - monotonic == 5
+    clock.skew_s = -60
+    assert interface.wall() - wall == pytest.approx(-55)
 
 
 def test_entropy_repeats() -> None:
@@ -75,18 +73,15 @@ def test_memory_disk_faults() -> None:
         disk.read("x")
 
 
-def test_inline_executor_lets_others_run() -> None:
+@run_by(run)
+async def test_inline_executor_lets_others_run() -> None:
     """A function off the loop returns its result or raises, and others run before it does."""
-
-    async def main() -> None:
-        executor: Executor = InlineExecutor()
-        seen: list[str] = []
-        asyncio.get_running_loop().call_soon(seen.append, "other")
-        assert await executor.run(lambda a, b: [*seen, a, b], 1, b=2) == ["other", 1, 2]
-        with pytest.raises(ZeroDivisionError):
-            await executor.run(divmod, 1, 0)
-
-    run(main())
+    executor: Executor = InlineExecutor()
+    seen: list[str] = []
+    asyncio.get_running_loop().call_soon(seen.append, "other")
+    assert await executor.run(lambda a, b: [*seen, a, b], 1, b=2) == ["other", 1, 2]
+    with pytest.raises(ZeroDivisionError):
+        await executor.run(divmod, 1, 0)
 
 
 def test_list_log() -> None:
@@ -109,86 +104,74 @@ def test_list_log() -> None:
     assert run(main())[1] == digest
 
 
-def test_stub_trainer_steps() -> None:
+@run_by(run, strict=True)
+async def test_stub_trainer_steps() -> None:
     """A step takes its virtual time and yields the delta of its name and number, exact in bfloat16 and in sums."""
-
-    async def main() -> None:
-        stub = StubTrainer("a", 100, seed=3, step_s=1.5)
-        trainer: Trainer = stub
-        hello = await trainer.start()
-        assert hello.layout.total == 100
-        assert np.array_equal(trainer.vector, initial_vector(3, 100))
-        began = asyncio.get_running_loop().time()
-        reports = []
-        for step in (1, 2):
-            reports.append(await trainer.train(order(step)))
-            trainer.sent()
-            await trainer.arrived(step)
-        assert asyncio.get_running_loop().time() - began == 3
-        assert [report.samples for report in reports] == [64, 64]
-        assert np.array_equal(trainer.delta, delta_of("a", 2, 100))
-        assert np.array_equal(stub.expected(), delta_of("a", 1, 100) + delta_of("a", 2, 100))
-        assert not np.any(trainer.delta.view(np.uint32) & 0xFFFF)
-        evaluation = await trainer.evaluate(2)
-        assert evaluation is not None
-        assert evaluation.metrics["mean"] == pytest.approx(float(trainer.vector.mean()))
-
-    run(main(), strict=True)
+    stub = StubTrainer("a", 100, seed=3, step_s=1.5)
+    trainer: Trainer = stub
+    hello = await trainer.start()
+    assert hello.layout.total == 100
+    assert np.array_equal(trainer.vector, initial_vector(3, 100))
+    began = asyncio.get_running_loop().time()
+    reports = []
+    for step in (1, 2):
+        reports.append(await trainer.train(order(step)))
+        trainer.sent()
+        await trainer.arrived(step)
+    assert asyncio.get_running_loop().time() - began == 3
+    assert [report.samples for report in reports] == [64, 64]
+    assert np.array_equal(trainer.delta, delta_of("a", 2, 100))
+    assert np.array_equal(stub.expected(), delta_of("a", 1, 100) + delta_of("a", 2, 100))
+    assert not np.any(trainer.delta.view(np.uint32) & 0xFFFF)
+    evaluation = await trainer.evaluate(2)
+    assert evaluation is not None
+    assert evaluation.metrics["mean"] == pytest.approx(float(trainer.vector.mean()))
 
 
-def test_stub_trainer_crash_and_restart() -> None:
+@run_by(run, strict=True)
+async def test_stub_trainer_crash_and_restart() -> None:
     """A crash loses the step; after another start the same step can be trained, and the vector has survived."""
-
-    async def main() -> None:
-        states: list[str] = []
-        trainer = StubTrainer("a", 10, on_state=states.append)
-        await trainer.start()
-        trainer.vector[:] = 7
-        trainer.crash_next()
-        with pytest.raises(TrainerFailed):
-            await trainer.train(order(1))
-        with pytest.raises(TrainerFailed):
-            await trainer.train(order(1))
-        await trainer.start("a file")
+    states: list[str] = []
+    trainer = StubTrainer("a", 10, on_state=states.append)
+    await trainer.start()
+    trainer.vector[:] = 7
+    trainer.crash_next()
+    with pytest.raises(TrainerFailed):
         await trainer.train(order(1))
-        assert (trainer.trained, trainer.starts, trainer.restored) == ([1], 2, ["a file"])
-        assert np.all(trainer.vector == 7)
-        await trainer.stop()
-        assert states == ["starting", "running", "crashed", "starting", "running", "stopped"]
+    with pytest.raises(TrainerFailed):
+        await trainer.train(order(1))
+    await trainer.start("a file")
+    await trainer.train(order(1))
+    assert (trainer.trained, trainer.starts, trainer.restored) == ([1], 2, ["a file"])
+    assert np.all(trainer.vector == 7)
+    await trainer.stop()
+    assert states == ["starting", "running", "crashed", "starting", "running", "stopped"]
 
-    run(main(), strict=True)
 
-
-def test_stub_trainer_hang() -> None:
+@run_by(run, strict=True)
+async def test_stub_trainer_hang() -> None:
     """A hanging trainer is `hung` after its limit, and finishes its step when it continues."""
-
-    async def main() -> None:
-        trainer = StubTrainer("a", 10, hang_s=10)
-        await trainer.start()
-        trainer.hang()
-        step = asyncio.create_task(trainer.train(order(1)))
-        await asyncio.sleep(5)
-        assert trainer.state == "running"
-        await asyncio.sleep(10)
-        assert trainer.state == "hung"
-        trainer.resume()
-        await step
-        assert (trainer.state, trainer.trained) == ("running", [1])
-
-    run(main(), strict=True)
+    trainer = StubTrainer("a", 10, hang_s=10)
+    await trainer.start()
+    trainer.hang()
+    step = asyncio.create_task(trainer.train(order(1)))
+    await asyncio.sleep(5)
+    assert trainer.state == "running"
+    await asyncio.sleep(10)
+    assert trainer.state == "hung"
+    trainer.resume()
+    await step
+    assert (trainer.state, trainer.trained) == ("running", [1])
 
 
-def test_stub_trainer_refuses_to_start() -> None:
+@run_by(run)
+async def test_stub_trainer_refuses_to_start() -> None:
     """`fail_start` is what every start raises."""
-
-    async def main() -> None:
-        trainer = StubTrainer("a", 10)
-        trainer.fail_start = TrainerFailed("the task does not import", fatal=True)
-        with pytest.raises(TrainerFailed, match="import"):
-            await trainer.start()
-        assert trainer.state == "crashed"
-
-    run(main())
+    trainer = StubTrainer("a", 10)
+    trainer.fail_start = TrainerFailed("the task does not import", fatal=True)
+    with pytest.raises(TrainerFailed, match="import"):
+        await trainer.start()
+    assert trainer.state == "crashed"
 
 
 def test_exponential_step_times() -> None:

@@ -24,6 +24,7 @@ from p2pnode.overlay.transport import (
 from tests.harness.environment.virtual_loop import Unhandled, run
 from tests.harness.network.network import Network
 from tests.harness.network.transport import MemoryTransport
+from tests.harness.runner.stories import played_by
 
 
 class Host:
@@ -113,160 +114,133 @@ def simulate(main: Callable[[Network, Host, Host, Host], Any], **options: Any) -
 # --- datagrams ----------------------------------------------------------------------------------------------------
 
 
-def test_datagrams_take_their_delay() -> None:
+@played_by(simulate)
+async def test_datagrams_take_their_delay(network: Network, one: Host, two: Host, _three: Host) -> None:
     """Every datagram arrives once, within the range of delays, and they overtake each other."""
-
-    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
-        began = network.loop.time()
-        for number in range(200):
-            one.transport.send(two.address, b"%d" % number)
-        await asyncio.sleep(1)
-        assert sorted(int(data) for _, data, _ in two.heard) == list(range(200))
-        assert [int(data) for _, data, _ in two.heard] != list(range(200))
-        assert all(0.01 <= at - began <= 0.05 for at, _, _ in two.heard)
-        assert {source for _, _, source in two.heard} == {one.address}
-        assert network.traffic.datagrams == 200
-
-    simulate(main)
+    began = network.loop.time()
+    for number in range(200):
+        one.transport.send(two.address, b"%d" % number)
+    await asyncio.sleep(1)
+    assert sorted(int(data) for _, data, _ in two.heard) == list(range(200))
+    assert [int(data) for _, data, _ in two.heard] != list(range(200))
+    assert all(0.01 <= at - began <= 0.05 for at, _, _ in two.heard)
+    assert {source for _, _, source in two.heard} == {one.address}
+    assert network.traffic.datagrams == 200
 
 
-def test_loss_and_duplication() -> None:
+@played_by(simulate, loss=0.2, duplicate=0.1)
+async def test_loss_and_duplication(network: Network, one: Host, two: Host, _three: Host) -> None:
     """About the asked share is lost and doubled."""
-
-    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
-        for number in range(2000):
-            one.transport.send(two.address, b"%d" % number)
-        await asyncio.sleep(1)
-        distinct = len({data for _, data, _ in two.heard})
-        assert 0.17 < 1 - distinct / 2000 < 0.23
-        assert 0.07 < len(two.heard) / distinct - 1 < 0.13
-        assert network.traffic.datagrams_lost == 2000 - distinct
-
-    simulate(main, loss=0.2, duplicate=0.1)
+    for number in range(2000):
+        one.transport.send(two.address, b"%d" % number)
+    await asyncio.sleep(1)
+    distinct = len({data for _, data, _ in two.heard})
+    assert 0.17 < 1 - distinct / 2000 < 0.23
+    assert 0.07 < len(two.heard) / distinct - 1 < 0.13
+    assert network.traffic.datagrams_lost == 2000 - distinct
 
 
-def test_too_long_datagram_is_the_senders_mistake() -> None:
+@played_by(simulate)
+async def test_too_long_datagram_is_the_senders_mistake(_network: Network, one: Host, two: Host, _three: Host) -> None:
     """A datagram above the limit raises in the simulated world, so that tests find it."""
-
-    async def main(_network: Network, one: Host, two: Host, _three: Host) -> None:
-        with pytest.raises(ValueError, match="fit"):
-            one.transport.send(two.address, bytes(MAX_DATAGRAM_BYTES + 1))
-
-    simulate(main)
+    with pytest.raises(ValueError, match="fit"):
+        one.transport.send(two.address, bytes(MAX_DATAGRAM_BYTES + 1))
 
 
-def test_partition_and_cut() -> None:
+@played_by(simulate)
+async def test_partition_and_cut(network: Network, one: Host, two: Host, three: Host) -> None:
     """A partition separates groups, a cut one direction, and `heal` ends both."""
 
-    async def main(network: Network, one: Host, two: Host, three: Host) -> None:
-        async def heard() -> list[str]:
-            for host in (one, two, three):
-                host.heard.clear()
-            for a in (one, two, three):
-                for b in (one, two, three):
-                    if a is not b:
-                        a.transport.send(b.address, a.address.host[-1].encode() + b.address.host[-1].encode())
-            await asyncio.sleep(1)
-            return sorted(data.decode() for host in (one, two, three) for _, data, _ in host.heard)
+    async def heard() -> list[str]:
+        for host in (one, two, three):
+            host.heard.clear()
+        for a in (one, two, three):
+            for b in (one, two, three):
+                if a is not b:
+                    a.transport.send(b.address, a.address.host[-1].encode() + b.address.host[-1].encode())
+        await asyncio.sleep(1)
+        return sorted(data.decode() for host in (one, two, three) for _, data, _ in host.heard)
 
-        network.partition([one.address, "10.0.0.2"])
-        assert await heard() == ["12", "21"]
-        network.heal()
-        network.cut(one.address, three.address)
-        assert await heard() == ["12", "21", "23", "31", "32"]
-        network.heal()
-        assert len(await heard()) == 6
-
-    simulate(main)
+    network.partition([one.address, "10.0.0.2"])
+    assert await heard() == ["12", "21"]
+    network.heal()
+    network.cut(one.address, three.address)
+    assert await heard() == ["12", "21", "23", "31", "32"]
+    network.heal()
+    assert len(await heard()) == 6
 
 
 # --- requests -----------------------------------------------------------------------------------------------------
 
 
-def test_request_and_answer() -> None:
+@played_by(simulate)
+async def test_request_and_answer(network: Network, one: Host, two: Host, _three: Host) -> None:
     """A head and a body go there and back in two round trips; the source is the caller's host with another port."""
-
-    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
-        began = network.loop.time()
-        assert await one.ask(two.address, "echo", b"head", [b"abc", memoryview(b"def")]) == (b"head", b"abcdef")
-        assert 0.04 <= network.loop.time() - began <= 0.2
-
-    simulate(main)
+    began = network.loop.time()
+    assert await one.ask(two.address, "echo", b"head", [b"abc", memoryview(b"def")]) == (b"head", b"abcdef")
+    assert 0.04 <= network.loop.time() - began <= 0.2
 
 
 @pytest.mark.parametrize("name", ["echo", "stream"])
-def test_large_bodies_keep_their_order(name: str) -> None:
+@played_by(simulate)
+async def test_large_bodies_keep_their_order(
+    _network: Network, one: Host, two: Host, _three: Host, *, name: str
+) -> None:
     """Streamed bodies arrive unchanged both ways although the sender reuses its buffer and chunks are re-cut."""
-
-    async def main(_network: Network, one: Host, two: Host, _three: Host) -> None:
-        _, back = await one.ask(two.address, name, b"", flood(300))
-        assert back == flooded(300)
-
-    simulate(main)
+    _, back = await one.ask(two.address, name, b"", flood(300))
+    assert back == flooded(300)
 
 
-def test_bandwidth() -> None:
+@played_by(simulate, bandwidth=100_000.0)
+async def test_bandwidth(network: Network, one: Host, two: Host, _three: Host) -> None:
     """A stream is no faster than its bandwidth."""
-
-    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
-        began = network.loop.time()
-        await one.ask(two.address, "count", b"", flood(100, 10_000), timeout_s=60)
-        assert 10 <= network.loop.time() - began < 11
-
-    simulate(main, bandwidth=100_000.0)
+    began = network.loop.time()
+    await one.ask(two.address, "count", b"", flood(100, 10_000), timeout_s=60)
+    assert 10 <= network.loop.time() - began < 11
 
 
-def test_backpressure() -> None:
+@played_by(simulate)
+async def test_backpressure(_network: Network, one: Host, two: Host, _three: Host) -> None:
     """A sender is not more than a few chunks ahead of a reader that does not read."""
+    made: list[int] = []
 
-    async def main(_network: Network, one: Host, two: Host, _three: Host) -> None:
-        made: list[int] = []
+    async def body() -> AsyncIterator[bytes]:
+        for number in range(1000):
+            made.append(number)
+            yield bytes(1000)
 
-        async def body() -> AsyncIterator[bytes]:
-            for number in range(1000):
-                made.append(number)
-                yield bytes(1000)
-
-        assert await kind_of(one.ask(two.address, "slow", b"60", body(), timeout_s=5)) == "timeout"
-        assert len(made) < 20
-
-    simulate(main)
+    assert await kind_of(one.ask(two.address, "slow", b"60", body(), timeout_s=5)) == "timeout"
+    assert len(made) < 20
 
 
-def test_failures_of_requests() -> None:
+@played_by(simulate)
+async def test_failures_of_requests(network: Network, one: Host, two: Host, three: Host) -> None:
     """No process listens: refused. The handler refuses: rejected, with its reason. A closed transport: closed."""
-
-    async def main(network: Network, one: Host, two: Host, three: Host) -> None:
-        assert await kind_of(one.ask(Address("10.0.0.9", 1), "echo")) == "refused"
-        with pytest.raises(TransportError, match="because") as caught:
-            await one.ask(two.address, "refuse", b"", flood(1000))
-        assert caught.value.kind == "rejected"
-        await three.transport.close()
-        assert await kind_of(three.ask(two.address, "echo")) == "closed"
-        assert await kind_of(two.ask(three.address, "echo")) == "refused"
-        network.unreachable("10.0.0.2")
-        assert await kind_of(one.ask(two.address, "echo", timeout_s=1)) == "timeout"
-        network.unreachable("10.0.0.2", since_now=False)
-        assert await one.ask(two.address, "echo", b"1") == (b"1", b"")
-
-    simulate(main)
+    assert await kind_of(one.ask(Address("10.0.0.9", 1), "echo")) == "refused"
+    with pytest.raises(TransportError, match="because") as caught:
+        await one.ask(two.address, "refuse", b"", flood(1000))
+    assert caught.value.kind == "rejected"
+    await three.transport.close()
+    assert await kind_of(three.ask(two.address, "echo")) == "closed"
+    assert await kind_of(two.ask(three.address, "echo")) == "refused"
+    network.unreachable("10.0.0.2")
+    assert await kind_of(one.ask(two.address, "echo", timeout_s=1)) == "timeout"
+    network.unreachable("10.0.0.2", since_now=False)
+    assert await one.ask(two.address, "echo", b"1") == (b"1", b"")
 
 
-def test_silence_is_a_timeout_and_progress_is_not() -> None:
+@played_by(simulate)
+async def test_silence_is_a_timeout_and_progress_is_not(network: Network, one: Host, two: Host, _three: Host) -> None:
     """Patience bounds each silence, not the whole; the handler that was left is cancelled."""
-
-    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
-        began = network.loop.time()
-        assert await kind_of(one.ask(two.address, "slow", b"10", timeout_s=2)) == "timeout"
-        assert network.loop.time() == pytest.approx(began + 2)
-        await asyncio.sleep(0.1)
-        assert two.ended == ["cancelled"]
-        head, _ = await one.ask(two.address, "count", b"", flood(20, every_s=1.0), timeout_s=2)
-        assert head == b"20000"
-        _, back = await one.ask(two.address, "stream", b"", flood(20, every_s=1.0), timeout_s=2)
-        assert len(back) == 20000
-
-    simulate(main)
+    began = network.loop.time()
+    assert await kind_of(one.ask(two.address, "slow", b"10", timeout_s=2)) == "timeout"
+    assert network.loop.time() == pytest.approx(began + 2)
+    await asyncio.sleep(0.1)
+    assert two.ended == ["cancelled"]
+    head, _ = await one.ask(two.address, "count", b"", flood(20, every_s=1.0), timeout_s=2)
+    assert head == b"20000"
+    _, back = await one.ask(two.address, "stream", b"", flood(20, every_s=1.0), timeout_s=2)
+    assert len(back) == 20000
 
 
 def test_handler_failure_fails_the_world() -> None:
@@ -297,181 +271,155 @@ def test_own_body_that_fails() -> None:
     simulate(main)
 
 
-def test_leaving_early_ends_the_other_side() -> None:
+@played_by(simulate)
+async def test_leaving_early_ends_the_other_side(_network: Network, one: Host, two: Host, _three: Host) -> None:
     """Leaving the block with the answer unread cancels the handler."""
-
-    async def main(_network: Network, one: Host, two: Host, _three: Host) -> None:
-        async with one.transport.request(two.address, "give", b"1000", timeout_s=5):
-            pass
-        await asyncio.sleep(1)
-        assert two.ended == []  # it had returned its reply: only the sending of it is cancelled
-        assert two.transport.handlers == {}
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(one.ask(two.address, "slow", b"100"), 1)
-        await asyncio.sleep(1)
-        assert two.ended == ["cancelled"]
-
-    simulate(main)
+    async with one.transport.request(two.address, "give", b"1000", timeout_s=5):
+        pass
+    await asyncio.sleep(1)
+    assert two.ended == []  # it had returned its reply: only the sending of it is cancelled
+    assert two.transport.handlers == {}
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(one.ask(two.address, "slow", b"100"), 1)
+    await asyncio.sleep(1)
+    assert two.ended == ["cancelled"]
 
 
-def test_asking_oneself() -> None:
+@played_by(simulate)
+async def test_asking_oneself(_network: Network, one: Host, _two: Host, _three: Host) -> None:
     """A node can ask itself, and close its transport meanwhile."""
-
-    async def main(_network: Network, one: Host, _two: Host, _three: Host) -> None:
-        assert await one.ask(one.address, "echo", b"me") == (b"me", b"")
-        task = asyncio.create_task(kind_of(one.ask(one.address, "slow", b"9")))
-        await asyncio.sleep(1)
-        await one.transport.close()
-        assert await task == "closed"
-
-    simulate(main)
+    assert await one.ask(one.address, "echo", b"me") == (b"me", b"")
+    task = asyncio.create_task(kind_of(one.ask(one.address, "slow", b"9")))
+    await asyncio.sleep(1)
+    await one.transport.close()
+    assert await task == "closed"
 
 
 # --- faults of processes ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("refused", [True, False])
-def test_crash(refused: bool) -> None:
+@played_by(simulate)
+async def test_crash(network: Network, one: Host, two: Host, _three: Host, *, refused: bool) -> None:
     """A killed process resets its streams and refuses; a machine without power is silent. Either way its messages
     on the way vanish, and its address is free for a restart."""
-
-    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
-        asked = asyncio.create_task(kind_of(one.ask(two.address, "slow", b"100", timeout_s=3)))
-        asking = asyncio.create_task(kind_of(two.ask(one.address, "slow", b"100", timeout_s=3)))
-        await asyncio.sleep(1)
-        two.transport.send(one.address, b"on the way")
-        network.crash(two.address, refused=refused)
-        assert await asking == "closed"
-        assert await asked == ("reset" if refused else "timeout")
-        assert await kind_of(one.ask(two.address, "echo", timeout_s=1)) == ("refused" if refused else "timeout")
-        assert await kind_of(two.ask(one.address, "echo")) == "closed"
-        assert one.heard == []
-        again = await Host(network, 2).open()
-        assert await one.ask(again.address, "echo", b"back") == (b"back", b"")
-        await again.transport.close()
-        if refused:
-            assert one.ended == ["cancelled"]
-        else:  # the handler is not notified and completes its work
-            assert one.ended == []
-            await asyncio.sleep(100)
-            assert one.transport.handlers == {}
-
-    simulate(main)
+    asked = asyncio.create_task(kind_of(one.ask(two.address, "slow", b"100", timeout_s=3)))
+    asking = asyncio.create_task(kind_of(two.ask(one.address, "slow", b"100", timeout_s=3)))
+    await asyncio.sleep(1)
+    two.transport.send(one.address, b"on the way")
+    network.crash(two.address, refused=refused)
+    assert await asking == "closed"
+    assert await asked == ("reset" if refused else "timeout")
+    assert await kind_of(one.ask(two.address, "echo", timeout_s=1)) == ("refused" if refused else "timeout")
+    assert await kind_of(two.ask(one.address, "echo")) == "closed"
+    assert one.heard == []
+    again = await Host(network, 2).open()
+    assert await one.ask(again.address, "echo", b"back") == (b"back", b"")
+    await again.transport.close()
+    if refused:
+        assert one.ended == ["cancelled"]
+    else:  # the handler is not notified and completes its work
+        assert one.ended == []
+        await asyncio.sleep(100)
+        assert one.transport.handlers == {}
 
 
-def test_crash_in_mid_body() -> None:
+@played_by(simulate)
+async def test_crash_in_mid_body(network: Network, one: Host, two: Host, three: Host) -> None:
     """A body whose sender is killed ends in an error, never short; a handler whose sender lost power times out."""
 
-    async def main(network: Network, one: Host, two: Host, three: Host) -> None:
-        async def read() -> None:
-            async with one.transport.request(two.address, "give", b"1000000", timeout_s=3) as answer:
-                async for _ in answer.body:
-                    await asyncio.sleep(0.01)
+    async def read() -> None:
+        async with one.transport.request(two.address, "give", b"1000000", timeout_s=3) as answer:
+            async for _ in answer.body:
+                await asyncio.sleep(0.01)
 
-        reading = asyncio.create_task(kind_of(read()))
-        await asyncio.sleep(2)
-        network.crash(two.address, refused=True)
-        assert await reading == "reset"
-        sending = asyncio.create_task(kind_of(three.ask(one.address, "count", b"", flood(1000, every_s=0.1))))
-        await asyncio.sleep(2)
-        network.crash(three.address)
-        assert await sending == "closed"
-        await asyncio.sleep(HANDLER_SILENCE_S + 1)
-        assert one.ended == ["timeout"]
-
-    simulate(main)
+    reading = asyncio.create_task(kind_of(read()))
+    await asyncio.sleep(2)
+    network.crash(two.address, refused=True)
+    assert await reading == "reset"
+    sending = asyncio.create_task(kind_of(three.ask(one.address, "count", b"", flood(1000, every_s=0.1))))
+    await asyncio.sleep(2)
+    network.crash(three.address)
+    assert await sending == "closed"
+    await asyncio.sleep(HANDLER_SILENCE_S + 1)
+    assert one.ended == ["timeout"]
 
 
-def test_pause_and_resume() -> None:
+@played_by(simulate)
+async def test_pause_and_resume(network: Network, one: Host, two: Host, _three: Host) -> None:
     """A stopped process answers no node; what waited in its socket arrives when it continues."""
-
-    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
-        network.pause(two.address)
-        one.transport.send(two.address, b"waits")
-        two.transport.send(one.address, b"was never sent")
-        patient = asyncio.create_task(one.ask(two.address, "echo", b"patient", timeout_s=60))
-        assert await kind_of(one.ask(two.address, "echo", timeout_s=2)) == "timeout"
-        assert (one.heard, two.heard) == ([], [])
-        network.resume(two.address)
-        assert await patient == (b"patient", b"")
-        assert [data for _, data, _ in two.heard] == [b"waits"]
-        assert one.heard == []
-
-    simulate(main)
+    network.pause(two.address)
+    one.transport.send(two.address, b"waits")
+    two.transport.send(one.address, b"was never sent")
+    patient = asyncio.create_task(one.ask(two.address, "echo", b"patient", timeout_s=60))
+    assert await kind_of(one.ask(two.address, "echo", timeout_s=2)) == "timeout"
+    assert (one.heard, two.heard) == ([], [])
+    network.resume(two.address)
+    assert await patient == (b"patient", b"")
+    assert [data for _, data, _ in two.heard] == [b"waits"]
+    assert one.heard == []
 
 
-def test_streams_wait_for_a_partition_to_heal() -> None:
+@played_by(simulate)
+async def test_streams_wait_for_a_partition_to_heal(network: Network, one: Host, two: Host, _three: Host) -> None:
     """A stream that is cut for less than its time-out continues without an error."""
-
-    async def main(network: Network, one: Host, two: Host, _three: Host) -> None:
-        transfer = asyncio.create_task(one.ask(two.address, "stream", b"", flood(100, every_s=0.05), timeout_s=5))
-        await asyncio.sleep(1)
-        network.cut(two.address, one.address)
-        await asyncio.sleep(3)
-        network.heal()
-        _, back = await transfer
-        assert back == flooded(100)
-        network.partition([one.address])
-        assert await kind_of(one.ask(two.address, "echo", timeout_s=2)) == "timeout"
-
-    simulate(main)
+    transfer = asyncio.create_task(one.ask(two.address, "stream", b"", flood(100, every_s=0.05), timeout_s=5))
+    await asyncio.sleep(1)
+    network.cut(two.address, one.address)
+    await asyncio.sleep(3)
+    network.heal()
+    _, back = await transfer
+    assert back == flooded(100)
+    network.partition([one.address])
+    assert await kind_of(one.ask(two.address, "echo", timeout_s=2)) == "timeout"
 
 
-def test_closing_ends_streams() -> None:
+@played_by(simulate)
+async def test_closing_ends_streams(_network: Network, one: Host, two: Host, three: Host) -> None:
     """A transport that closes cancels its handlers, resets its callers and fails its own requests."""
-
-    async def main(_network: Network, one: Host, two: Host, three: Host) -> None:
-        incoming = asyncio.create_task(kind_of(one.ask(two.address, "slow", b"100", timeout_s=50)))
-        outgoing = asyncio.create_task(kind_of(two.ask(three.address, "slow", b"100", timeout_s=50)))
-        await asyncio.sleep(1)
-        two.transport.send(one.address, b"farewell")
-        await two.transport.close()
-        await two.transport.close()
-        assert two.ended == ["cancelled"]
-        assert await incoming == "reset"
-        assert await outgoing == "closed"
-        await asyncio.sleep(1)
-        assert three.ended == ["cancelled"]
-        assert [data for _, data, _ in one.heard] == [b"farewell"]
-
-    simulate(main)
+    incoming = asyncio.create_task(kind_of(one.ask(two.address, "slow", b"100", timeout_s=50)))
+    outgoing = asyncio.create_task(kind_of(two.ask(three.address, "slow", b"100", timeout_s=50)))
+    await asyncio.sleep(1)
+    two.transport.send(one.address, b"farewell")
+    await two.transport.close()
+    await two.transport.close()
+    assert two.ended == ["cancelled"]
+    assert await incoming == "reset"
+    assert await outgoing == "closed"
+    await asyncio.sleep(1)
+    assert three.ended == ["cancelled"]
+    assert [data for _, data, _ in one.heard] == [b"farewell"]
 
 
-def test_addresses() -> None:
+@played_by(simulate)
+async def test_addresses(network: Network, one: Host, _two: Host, _three: Host) -> None:
     """Two processes cannot hold one address; port 0 takes a free one; a closed one can be taken again."""
-
-    async def main(network: Network, one: Host, _two: Host, _three: Host) -> None:
-        with pytest.raises(PortInUse):
-            await Host(network, 1).open()
-        free = network.transport("10.0.0.1", 0)
-        address = await free.open(lambda *_: None, one.handle)
-        assert address.port > 0
-        assert address != one.address
-        await free.close()
-        await one.transport.close()
-        await (await Host(network, 1).open()).transport.close()
-
-    simulate(main)
+    with pytest.raises(PortInUse):
+        await Host(network, 1).open()
+    free = network.transport("10.0.0.1", 0)
+    address = await free.open(lambda *_: None, one.handle)
+    assert address.port > 0
+    assert address != one.address
+    await free.close()
+    await one.transport.close()
+    await (await Host(network, 1).open()).transport.close()
 
 
-def test_cost_of_a_small_request() -> None:
+@played_by(simulate)
+async def test_cost_of_a_small_request(_network: Network, one: Host, two: Host, _three: Host) -> None:
     """A small request costs well under a millisecond of processor time, a datagram a tenth of that."""
-
-    async def main(_network: Network, one: Host, two: Host, _three: Host) -> None:
-        began = time.process_time()
-        for _ in range(2000):
-            await one.ask(two.address, "echo", b"x", [b"abc"])
-        per_request = (time.process_time() - began) / 2000
-        began = time.process_time()
-        for _ in range(20_000):
-            one.transport.send(two.address, b"x")
-        await asyncio.sleep(1)
-        per_datagram = (time.process_time() - began) / 20_000
-        print(f"{per_request * 1e6:.0f} us a request, {per_datagram * 1e6:.1f} us a datagram")
-        assert per_request < 500e-6
-        assert per_datagram < 50e-6
-
-    simulate(main)
+    began = time.process_time()
+    for _ in range(2000):
+        await one.ask(two.address, "echo", b"x", [b"abc"])
+    per_request = (time.process_time() - began) / 2000
+    began = time.process_time()
+    for _ in range(20_000):
+        one.transport.send(two.address, b"x")
+    await asyncio.sleep(1)
+    per_datagram = (time.process_time() - began) / 20_000
+    print(f"{per_request * 1e6:.0f} us a request, {per_datagram * 1e6:.1f} us a datagram")
+    assert per_request < 500e-6
+    assert per_datagram < 50e-6
 
 
 def test_a_hole_separates_two_hosts_and_no_other() -> None:

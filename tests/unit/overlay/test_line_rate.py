@@ -30,6 +30,7 @@ from p2pnode.overlay.local_node import LocalNode
 from p2pnode.overlay.peers import Activity
 from tests.harness.environment.simulated import MemoryDisk, make_environment
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 
 MBIT = 125_000.0
 
@@ -350,24 +351,21 @@ def test_a_damaged_file_is_logged_and_ignored(content: bytes) -> None:
     assert events == ["stored_capacity_unreadable"]
 
 
-def test_a_capacity_is_written_once_and_a_stored_one_keeps_its_age() -> None:
+@run_by(asyncio.run)
+async def test_a_capacity_is_written_once_and_a_stored_one_keeps_its_age() -> None:
     """A capacity that was only read again does not become younger; another one is written with its time."""
+    disk, line = MemoryDisk(), MeasuredLine()
+    disk.write(CAPACITY_FILE, stored(7, NOW - 3600.0))
+    store = CapacityStore(line, make_environment(clock=WallClock(), disk=disk))
+    store.load()
+    await store.write()
+    assert disk.files[CAPACITY_FILE] == stored(7, NOW - 3600.0)
 
-    async def story() -> None:
-        disk, line = MemoryDisk(), MeasuredLine()
-        disk.write(CAPACITY_FILE, stored(7, NOW - 3600.0))
-        store = CapacityStore(line, make_environment(clock=WallClock(), disk=disk))
-        store.load()
-        await store.write()
-        assert disk.files[CAPACITY_FILE] == stored(7, NOW - 3600.0)
-
-        for _ in range(200):
-            line.sent(0.25, 3_000_000, is_busy=True, is_full=True)
-        await store.write()
-        assert disk.files[CAPACITY_FILE] == stored(line.capacity, NOW)
-        assert line.capacity != 7
-
-    asyncio.run(story())
+    for _ in range(200):
+        line.sent(0.25, 3_000_000, is_busy=True, is_full=True)
+    await store.write()
+    assert disk.files[CAPACITY_FILE] == stored(line.capacity, NOW)
+    assert line.capacity != 7
 
 
 def test_nothing_is_written_of_a_line_that_is_not_known() -> None:
@@ -378,22 +376,20 @@ def test_nothing_is_written_of_a_line_that_is_not_known() -> None:
     assert disk.files == {}
 
 
-def test_a_disk_that_fails_is_logged_once() -> None:
+@run_by(asyncio.run)
+async def test_a_disk_that_fails_is_logged_once() -> None:
     """The node runs without the file, and tries again at the next change."""
 
     class FullDisk(MemoryDisk):
         def write(self, *_: Any, **__: Any) -> None:
             raise OSError("no space left on device")
 
-    async def story() -> None:
-        log, line = Lines(), MeasuredLine()
-        store = CapacityStore(line, make_environment(disk=FullDisk(), log=log))
-        line.begin(7, "transfers")
-        await store.write()
-        await store.write()
-        assert log.events == ["capacity_not_stored"]
-
-    asyncio.run(story())
+    log, line = Lines(), MeasuredLine()
+    store = CapacityStore(line, make_environment(disk=FullDisk(), log=log))
+    line.begin(7, "transfers")
+    await store.write()
+    await store.write()
+    assert log.events == ["capacity_not_stored"]
 
 
 OWN, OTHER = "10.0.0.1", "10.0.0.2"

@@ -32,6 +32,7 @@ from p2pnode.overlay.transport import (
 from tests.harness.builders.peers import heartbeat
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 from tests.harness.stubs.stream_stub import StreamStub
 
 OWN_ID, THEIR_ID = b"o" * 20, b"t" * 20
@@ -101,30 +102,24 @@ def play(story: Coroutine[Any, Any, Any]) -> Any:
     return run(story)
 
 
-def test_a_request_reaches_its_handler_and_its_heartbeat_the_members() -> None:
+@run_by(play)
+async def test_a_request_reaches_its_handler_and_its_heartbeat_the_members() -> None:
     """The contact has the port that the peer listens on; the response carries the own tag and heartbeat."""
+    made, local, events = service()
+    answer = msgspec.msgpack.decode((await made.serve(request(local))).head, type=Envelope)
 
-    async def story() -> None:
-        made, local, events = service()
-        answer = msgspec.msgpack.decode((await made.serve(request(local))).head, type=Envelope)
-
-        assert answer == Envelope(local.tag or b"", local.heartbeat, b"", b"hi 10.0.0.2:8468")
-        assert events.requests == [(THEIR_ID, Address("10.0.0.2", 8468))]
-
-    play(story())
+    assert answer == Envelope(local.tag or b"", local.heartbeat, b"", b"hi 10.0.0.2:8468")
+    assert events.requests == [(THEIR_ID, Address("10.0.0.2", 8468))]
 
 
-def test_the_stream_of_a_request_is_reported_with_its_peer() -> None:
+@run_by(play)
+async def test_the_stream_of_a_request_is_reported_with_its_peer() -> None:
     """As soon as the peer is known, so that its movement counts while the request is under way."""
-
-    async def story() -> None:
-        made, local, events = service()
-        incoming = request(local)
-        incoming.stream = StreamStub()
-        await made.serve(incoming)
-        assert events.streams == [(THEIR_ID, incoming.stream)]
-
-    play(story())
+    made, local, events = service()
+    incoming = request(local)
+    incoming.stream = StreamStub()
+    await made.serve(incoming)
+    assert events.streams == [(THEIR_ID, incoming.stream)]
 
 
 class Outgoing(StreamStub):
@@ -145,34 +140,31 @@ class Outgoing(StreamStub):
 
 
 @pytest.mark.parametrize("ends", ["answered", "foreign", "failed", "broken", "left"])
-def test_a_request_counts_as_under_way_until_it_has_ended(ends: str) -> None:
+@run_by(play)
+async def test_a_request_counts_as_under_way_until_it_has_ended(ends: str) -> None:
     """Whether it is answered, by a node of this swarm or another, fails before or inside its body, or is left."""
-
-    async def story() -> None:
-        made, local, events = service()
-        theirs = Envelope(local.tag or b"", heartbeat(THEIR_ID), b"", b"hi")
-        encoded: bytes | Exception = msgspec.msgpack.encode(theirs)
-        to = Contact(THEIR_ID, SOURCE)
-        if ends == "foreign":
-            encoded = b"nothing"
-        if ends == "failed":
-            encoded = TransportError("refused", to.address, "refused it")
-        made._transport = SimpleNamespace(request=lambda *_, **__: Outgoing(encoded, events))  # type: ignore[assignment]
-        try:
-            async with made.request(to, "echo", b"", timeout_s=1.0) as answer:
-                assert answer.head == b"hi"
-                assert len(events.under_way) == 1
-                if ends == "broken":
-                    raise TransportError("reset", to.address, "broke off")
-                if ends == "left":
-                    raise ZeroDivisionError
-        except (TransportError, ZeroDivisionError):
-            assert ends in ("foreign", "failed", "broken", "left")
-        assert events.under_way == []
-        assert events.responses == [THEIR_ID] * (ends not in ("foreign", "failed"))
-        assert len(events.failures) == (ends in ("failed", "broken"))
-
-    play(story())
+    made, local, events = service()
+    theirs = Envelope(local.tag or b"", heartbeat(THEIR_ID), b"", b"hi")
+    encoded: bytes | Exception = msgspec.msgpack.encode(theirs)
+    to = Contact(THEIR_ID, SOURCE)
+    if ends == "foreign":
+        encoded = b"nothing"
+    if ends == "failed":
+        encoded = TransportError("refused", to.address, "refused it")
+    made._transport = SimpleNamespace(request=lambda *_, **__: Outgoing(encoded, events))  # type: ignore[assignment]
+    try:
+        async with made.request(to, "echo", b"", timeout_s=1.0) as answer:
+            assert answer.head == b"hi"
+            assert len(events.under_way) == 1
+            if ends == "broken":
+                raise TransportError("reset", to.address, "broke off")
+            if ends == "left":
+                raise ZeroDivisionError
+    except (TransportError, ZeroDivisionError):
+        assert ends in ("foreign", "failed", "broken", "left")
+    assert events.under_way == []
+    assert events.responses == [THEIR_ID] * (ends not in ("foreign", "failed"))
+    assert len(events.failures) == (ends in ("failed", "broken"))
 
 
 class ShortEnvelope(msgspec.Struct, frozen=True, array_like=True):
@@ -184,26 +176,23 @@ class ShortEnvelope(msgspec.Struct, frozen=True, array_like=True):
     payload: bytes
 
 
-def test_capacity_class_and_version_travel_with_requests_and_answers() -> None:
+@run_by(play)
+async def test_capacity_class_and_version_travel_with_requests_and_answers() -> None:
     """A peer may leave them out, and then it has announced none; what a later version appends is ignored."""
+    made, local, events = service("0.2.1")
+    head = (await made.serve(request(local, capacity=7, version="0.3.0.dev1"))).head
+    assert msgspec.msgpack.decode(head, type=Envelope).version == "0.2.1"
+    assert (events.capacities, events.versions) == ([(THEIR_ID, 7)], [(THEIR_ID, "0.3.0.dev1")])
 
-    async def story() -> None:
-        made, local, events = service("0.2.1")
-        head = (await made.serve(request(local, capacity=7, version="0.3.0.dev1"))).head
-        assert msgspec.msgpack.decode(head, type=Envelope).version == "0.2.1"
-        assert (events.capacities, events.versions) == ([(THEIR_ID, 7)], [(THEIR_ID, "0.3.0.dev1")])
+    for _ in range(100):
+        local.line.sent(0.25, 250_000, is_busy=True, is_full=True)
+    short = ShortEnvelope(local.tag or b"", heartbeat(THEIR_ID), OWN_ID, b"hi ")
+    head = (await made.serve(Request("echo", SOURCE, msgspec.msgpack.encode(short), no_body()))).head
+    assert msgspec.msgpack.decode(head, type=Envelope).capacity == class_of(1_000_000)
+    assert len(events.capacities) == len(events.versions) == 1
 
-        for _ in range(100):
-            local.line.sent(0.25, 250_000, is_busy=True, is_full=True)
-        short = ShortEnvelope(local.tag or b"", heartbeat(THEIR_ID), OWN_ID, b"hi ")
-        head = (await made.serve(Request("echo", SOURCE, msgspec.msgpack.encode(short), no_body()))).head
-        assert msgspec.msgpack.decode(head, type=Envelope).capacity == class_of(1_000_000)
-        assert len(events.capacities) == len(events.versions) == 1
-
-        later = [*msgspec.msgpack.decode(request(local).head), "more"]
-        await made.serve(Request("echo", SOURCE, msgspec.msgpack.encode(later), no_body()))
-
-    play(story())
+    later = [*msgspec.msgpack.decode(request(local).head), "more"]
+    await made.serve(Request("echo", SOURCE, msgspec.msgpack.encode(later), no_body()))
 
 
 HEAD = [b"t" * 8, heartbeat(THEIR_ID), OWN_ID, b"hi ", 0]
@@ -222,28 +211,22 @@ HEAD = [b"t" * 8, heartbeat(THEIR_ID), OWN_ID, b"hi ", 0]
         *(msgspec.msgpack.encode([*HEAD, version]) for version in ("v" * 65, 7, None, b"0.1")),
     ],
 )
-def test_anything_else_is_no_envelope(head: bytes) -> None:
+@run_by(play)
+async def test_anything_else_is_no_envelope(head: bytes) -> None:
     """It is refused before anything is done with it: strangers send it."""
-
-    async def story() -> None:
-        made, _, events = service("0.2.1")
-        with pytest.raises(RequestRejected, match="not an envelope"):
-            await made.serve(Request("echo", SOURCE, head, no_body()))
-        assert (events.requests, events.versions) == ([], [])
-
-    play(story())
+    made, _, events = service("0.2.1")
+    with pytest.raises(RequestRejected, match="not an envelope"):
+        await made.serve(Request("echo", SOURCE, head, no_body()))
+    assert (events.requests, events.versions) == ([], [])
 
 
 @pytest.mark.parametrize(("host", "reached"), [("192.0.2.5", "192.0.2.5"), ("nonsense", "10.0.0.2")])
-def test_a_peer_is_reached_at_the_host_that_it_announces(host: str, reached: str) -> None:
+@run_by(play)
+async def test_a_peer_is_reached_at_the_host_that_it_announces(host: str, reached: str) -> None:
     """If that is an address; otherwise where its request came from, at the port that it listens on."""
-
-    async def story() -> None:
-        made, local, _ = service()
-        head = (await made.serve(request(local, heartbeat=heartbeat(THEIR_ID, host=host)))).head
-        assert msgspec.msgpack.decode(head, type=Envelope).payload == f"hi {reached}:8468".encode()
-
-    play(story())
+    made, local, _ = service()
+    head = (await made.serve(request(local, heartbeat=heartbeat(THEIR_ID, host=host)))).head
+    assert msgspec.msgpack.decode(head, type=Envelope).payload == f"hi {reached}:8468".encode()
 
 
 @pytest.mark.parametrize(
@@ -256,32 +239,28 @@ def test_a_peer_is_reached_at_the_host_that_it_announces(host: str, reached: str
         ({"name": "whisper"}, "no_handler", True),
     ],
 )
-def test_a_misdirected_request_never_reaches_a_handler(changes: dict[str, Any], counter: str, is_seen: bool) -> None:
+@run_by(play)
+async def test_a_misdirected_request_never_reaches_a_handler(
+    changes: dict[str, Any], counter: str, is_seen: bool
+) -> None:
     """Each kind is counted; only a request of this swarm, to this node, and under the sender's own id refreshes a
     peer."""
+    made, local, events = service()
+    with pytest.raises(RequestRejected):
+        await made.serve(request(local, **changes))
 
-    async def story() -> None:
-        made, local, events = service()
-        with pytest.raises(RequestRejected):
-            await made.serve(request(local, **changes))
-
-        assert made.counters[f"requests_refused_{counter}"] == 1
-        assert bool(events.requests) is is_seen
-
-    play(story())
+    assert made.counters[f"requests_refused_{counter}"] == 1
+    assert bool(events.requests) is is_seen
 
 
-def test_a_node_outside_any_swarm_serves_no_request() -> None:
+@run_by(play)
+async def test_a_node_outside_any_swarm_serves_no_request() -> None:
     """Before `enter` there is no tag to compare with."""
-
-    async def story() -> None:
-        made, local, _ = service()
-        incoming = request(local)
-        local.tag = None
-        with pytest.raises(RequestRejected, match="not joined a swarm"):
-            await made.serve(incoming)
-
-    play(story())
+    made, local, _ = service()
+    incoming = request(local)
+    local.tag = None
+    with pytest.raises(RequestRejected, match="not joined a swarm"):
+        await made.serve(incoming)
 
 
 def test_a_stranger_beyond_the_rate_is_refused_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:

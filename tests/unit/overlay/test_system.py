@@ -21,6 +21,7 @@ from p2pnode.overlay.supervision import FIRST_PAUSE_S, MAX_PAUSE_S, logged, supe
 from p2pnode.overlay.system import FolderDisk, SystemClock, SystemEntropy, ThreadExecutor
 from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 
 
 def test_disk_round_trip(tmp_path: Path) -> None:
@@ -140,34 +141,29 @@ def test_clock() -> None:
     assert abs(clock.monotonic() - time.monotonic()) < 5
 
 
-def test_thread_executor() -> None:
+@run_by(asyncio.run)
+async def test_thread_executor() -> None:
     """A function runs off the loop's thread, with its arguments, and its exception comes back."""
-
-    async def main() -> None:
-        workers = ThreadExecutor()
-        assert await workers.run(threading.get_ident) != threading.get_ident()
-        assert await workers.run(int, "ff", base=16) == 255
-        with pytest.raises(ValueError, match="invalid"):
-            await workers.run(int, "x")
-        workers.close()
-
-    asyncio.run(main())
+    workers = ThreadExecutor()
+    assert await workers.run(threading.get_ident) != threading.get_ident()
+    assert await workers.run(int, "ff", base=16) == 255
+    with pytest.raises(ValueError, match="invalid"):
+        await workers.run(int, "x")
+    workers.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a niceness for each thread")
-def test_workers_are_nicer_than_the_loop() -> None:
+@run_by(asyncio.run)
+async def test_workers_are_nicer_than_the_loop() -> None:
     """Threads of the pool let the thread of the event loop go first, whose niceness stays as it was."""
 
     def niceness() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    async def main() -> None:
-        before, workers = niceness(), ThreadExecutor()
-        assert await workers.run(niceness) == min(before + 5, 19)
-        assert niceness() == before
-        workers.close()
-
-    asyncio.run(main())
+    before, workers = niceness(), ThreadExecutor()
+    assert await workers.run(niceness) == min(before + 5, 19)
+    assert niceness() == before
+    workers.close()
 
 
 #: Prints the slice in ns of the thread that asked, of a thread, of one of the executor and of a process that it started
@@ -236,42 +232,34 @@ class Service:
         return [round(after - before, 3) for before, after in zip(self.begun, self.begun[1:], strict=False)]
 
 
-def test_a_service_that_failed_begins_again_and_each_fault_is_logged() -> None:
+@run_by(run)
+async def test_a_service_that_failed_begins_again_and_each_fault_is_logged() -> None:
     """The pauses double up to the longest; a service that ends by itself is not begun again."""
+    service, log = Service([0.0] * 6), ListLog([])
+    await supervised("reader", service.run, logged(log))
 
-    async def scenario() -> None:
-        service, log = Service([0.0] * 6), ListLog([])
-        await supervised("reader", service.run, logged(log))
-
-        assert service.pauses == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
-        assert (FIRST_PAUSE_S, MAX_PAUSE_S) == (1.0, 8.0)
-        assert [record.fields for record in log.of("service_failed")] == [
-            {"service": "reader", "error": f"KeyError({number})"} for number in range(1, 7)
-        ]
-
-    run(scenario())
+    assert service.pauses == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    assert (FIRST_PAUSE_S, MAX_PAUSE_S) == (1.0, 8.0)
+    assert [record.fields for record in log.of("service_failed")] == [
+        {"service": "reader", "error": f"KeyError({number})"} for number in range(1, 7)
+    ]
 
 
-def test_a_service_that_ran_for_long_begins_again_soon() -> None:
+@run_by(run)
+async def test_a_service_that_ran_for_long_begins_again_soon() -> None:
     """Only faults in a row make the pause longer."""
+    service = Service([0.0, 0.0, 20.0, 0.0])
+    await supervised("reader", service.run, lambda *_: None)
 
-    async def scenario() -> None:
-        service = Service([0.0, 0.0, 20.0, 0.0])
-        await supervised("reader", service.run, lambda *_: None)
-
-        assert service.pauses == [1.0, 2.0, 21.0, 2.0]
-
-    run(scenario())
+    assert service.pauses == [1.0, 2.0, 21.0, 2.0]
 
 
-def test_a_report_that_raises_ends_the_service() -> None:
+@run_by(run)
+async def test_a_report_that_raises_ends_the_service() -> None:
     """So tests may ask for the fault itself."""
 
     def raises(_name: str, error: Exception) -> None:
         raise error
 
-    async def scenario() -> None:
-        with pytest.raises(KeyError):
-            await supervised("reader", Service([0.0]).run, raises)
-
-    run(scenario())
+    with pytest.raises(KeyError):
+        await supervised("reader", Service([0.0]).run, raises)

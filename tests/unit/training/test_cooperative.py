@@ -19,6 +19,7 @@ from p2pnode.training.cooperative import (
 )
 from tests.harness.environment.loop_turns import counted_turns
 from tests.harness.environment.simulated import InlineExecutor
+from tests.harness.runner.stories import run_by
 
 
 class CountingExecutor(InlineExecutor):
@@ -47,17 +48,14 @@ def test_other_tasks_run_after_so_many_values() -> None:
     assert asyncio.run(scenario()) == [0, 1, 1, 2]
 
 
-def test_a_long_pass_runs_in_a_thread_and_a_short_one_at_once() -> None:
+@run_by(asyncio.run)
+async def test_a_long_pass_runs_in_a_thread_and_a_short_one_at_once() -> None:
     """A hand-over to a thread costs more than half a millisecond of work."""
-
-    async def scenario() -> None:
-        executor = CountingExecutor()
-        assert await off_loop(executor, VALUES_PER_TURN, max, 2, 3) == 3
-        assert executor.calls == 0
-        assert await off_loop(executor, VALUES_PER_TURN + 1, sorted, [1, 2], reverse=True) == [2, 1]
-        assert executor.calls == 1
-
-    asyncio.run(scenario())
+    executor = CountingExecutor()
+    assert await off_loop(executor, VALUES_PER_TURN, max, 2, 3) == 3
+    assert executor.calls == 0
+    assert await off_loop(executor, VALUES_PER_TURN + 1, sorted, [1, 2], reverse=True) == [2, 1]
+    assert executor.calls == 1
 
 
 @pytest.mark.parametrize(

@@ -10,41 +10,36 @@ import pytest
 from p2pnode.overlay.transport import RequestRejected
 from p2pnode.training.goal_announcement import GoalAnnouncement, GoalReached
 from tests.harness.environment.simulated import ListLog
+from tests.harness.runner.stories import played_by
 from tests.harness.stubs.answering_peers import PEERS, NewsSwarm, exchange_news
 
 GENESIS, UNTIL = b"g" * 16, "accuracy>=0.9"
 
 
-def test_every_known_node_is_told_although_one_does_not_answer() -> None:
+@played_by(exchange_news)
+async def test_every_known_node_is_told_although_one_does_not_answer(swarm: NewsSwarm, log: ListLog) -> None:
     """The message names the goal and the step."""
+    swarm.silent = {PEERS[0].node_id}
+    news = GoalAnnouncement(swarm, GENESIS, UNTIL, log, random.Random(1), list)
 
-    async def scenario(swarm: NewsSwarm, log: ListLog) -> None:
-        swarm.silent = {PEERS[0].node_id}
-        news = GoalAnnouncement(swarm, GENESIS, UNTIL, log, random.Random(1), list)
+    await news.announce(40)
 
-        await news.announce(40)
-
-        assert sorted(to for to, _, _ in swarm.asked) == sorted(peer.node_id for peer in PEERS)
-        assert {payload for _, _, payload in swarm.asked} == {msgspec.msgpack.encode(GoalReached(GENESIS, UNTIL, 40))}
-
-    exchange_news(scenario)
+    assert sorted(to for to, _, _ in swarm.asked) == sorted(peer.node_id for peer in PEERS)
+    assert {payload for _, _, payload in swarm.asked} == {msgspec.msgpack.encode(GoalReached(GENESIS, UNTIL, 40))}
 
 
-def test_the_news_ends_the_run_and_is_logged_once() -> None:
+@played_by(exchange_news)
+async def test_the_news_ends_the_run_and_is_logged_once(swarm: NewsSwarm, log: ListLog) -> None:
     """Several nodes send it."""
+    reached: list[int] = []
+    GoalAnnouncement(swarm, GENESIS, UNTIL, log, random.Random(1), lambda: reached.append(1))
 
-    async def scenario(swarm: NewsSwarm, log: ListLog) -> None:
-        reached: list[int] = []
-        GoalAnnouncement(swarm, GENESIS, UNTIL, log, random.Random(1), lambda: reached.append(1))
+    for _ in range(2):
+        await swarm.receive("goal_reached", msgspec.msgpack.encode(GoalReached(GENESIS, UNTIL, 40)))
 
-        for _ in range(2):
-            await swarm.receive("goal_reached", msgspec.msgpack.encode(GoalReached(GENESIS, UNTIL, 40)))
-
-        assert reached
-        (record,) = log.of("goal_reached_elsewhere")
-        assert record.fields["step"] == 40
-
-    exchange_news(scenario)
+    assert reached
+    (record,) = log.of("goal_reached_elsewhere")
+    assert record.fields["step"] == 40
 
 
 @pytest.mark.parametrize(
@@ -55,15 +50,12 @@ def test_the_news_ends_the_run_and_is_logged_once() -> None:
         msgspec.msgpack.encode(GoalReached(GENESIS, "accuracy>=0.1", 4)),
     ],
 )
-def test_another_goal_or_swarm_ends_nothing(payload: bytes) -> None:
+@played_by(exchange_news)
+async def test_another_goal_or_swarm_ends_nothing(swarm: NewsSwarm, log: ListLog, *, payload: bytes) -> None:
     """A member with another `until` was refused by the manifest; its message is refused too."""
+    reached: list[int] = []
+    GoalAnnouncement(swarm, GENESIS, UNTIL, log, random.Random(1), lambda: reached.append(1))
 
-    async def scenario(swarm: NewsSwarm, log: ListLog) -> None:
-        reached: list[int] = []
-        GoalAnnouncement(swarm, GENESIS, UNTIL, log, random.Random(1), lambda: reached.append(1))
-
-        with pytest.raises(RequestRejected):
-            await swarm.receive("goal_reached", payload)
-        assert reached == []
-
-    exchange_news(scenario)
+    with pytest.raises(RequestRejected):
+        await swarm.receive("goal_reached", payload)
+    assert reached == []

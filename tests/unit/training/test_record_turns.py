@@ -9,6 +9,7 @@ import pytest
 
 from p2pnode.training.record_turns import NoRecords, RecordsOver, unless_over
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 
 
 class Ending:
@@ -64,15 +65,12 @@ def test_a_turn_is_given_up_when_no_record_is_left() -> None:
     run(scenario(), strict=True)
 
 
-def test_a_cancelled_caller_takes_its_turn_along() -> None:
+@run_by(run, strict=True)
+async def test_a_cancelled_caller_takes_its_turn_along() -> None:
     """Nothing trains on for a step that nobody waits for."""
-
-    async def scenario() -> None:
-        ended = list[str]()
-        waiting = asyncio.create_task(unless_over(Ending(), turn(10.0, ended)))
-        await asyncio.sleep(1.0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        assert ended == ["ended"]
-
-    run(scenario(), strict=True)
+    ended = list[str]()
+    waiting = asyncio.create_task(unless_over(Ending(), turn(10.0, ended)))
+    await asyncio.sleep(1.0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert ended == ["ended"]

@@ -32,6 +32,7 @@ from p2pnode.overlay.sockets.connection_pool import CLOSED_WITHOUT_RESPONSE
 from tests.harness.environment.simulated import ListLog, SeededEntropy, make_environment
 from tests.harness.environment.virtual_loop import run
 from tests.harness.project.repository import ROOT
+from tests.harness.runner.stories import played_by
 
 FOUNDER, OTHER, OLD = (Address(f"10.0.0.{number}", 8468) for number in (1, 2, 3))
 GENESIS = b"genesis of tests"
@@ -82,122 +83,103 @@ def play(story: Callable[[], Awaitable[None]]) -> None:
     run(body())
 
 
-def test_remembered_peers_are_dialled_before_bootstraps(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(play)
+async def test_remembered_peers_are_dialled_before_bootstraps(*, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that answers at once makes the bootstraps unnecessary."""
+    made, dialled = dialer({OLD: None, FOUNDER: None, OTHER: None}, monkeypatch)
+    result = await made.dial(["swarm:8468"], lambda: [OLD], None)
 
-    async def story() -> None:
-        made, dialled = dialer({OLD: None, FOUNDER: None, OTHER: None}, monkeypatch)
-        result = await made.dial(["swarm:8468"], lambda: [OLD], None)
-
-        assert result.contact.address == OLD
-        assert dialled == [OLD]
-
-    play(story)
+    assert result.contact.address == OLD
+    assert dialled == [OLD]
 
 
-def test_bootstraps_follow_when_remembered_peers_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(play)
+async def test_bootstraps_follow_when_remembered_peers_are_gone(*, monkeypatch: pytest.MonkeyPatch) -> None:
     """All addresses of a name are tried; success clears the failures."""
+    gone = HelloRejected("refused", final=False)
+    made, dialled = dialer({OLD: gone, FOUNDER: gone, OTHER: None}, monkeypatch)
+    began_s = asyncio.get_running_loop().time()
+    result = await made.dial(["swarm:8468"], lambda: [OLD], None)
 
-    async def story() -> None:
-        gone = HelloRejected("refused", final=False)
-        made, dialled = dialer({OLD: gone, FOUNDER: gone, OTHER: None}, monkeypatch)
-        began_s = asyncio.get_running_loop().time()
-        result = await made.dial(["swarm:8468"], lambda: [OLD], None)
-
-        assert result.contact.address == OTHER
-        assert sorted(dialled) == sorted([OLD, FOUNDER, OTHER])
-        assert asyncio.get_running_loop().time() - began_s < BOOTSTRAP_DELAY_S, "it waited though all had refused"
-        assert made.attempts == {}
-
-    play(story)
+    assert result.contact.address == OTHER
+    assert sorted(dialled) == sorted([OLD, FOUNDER, OTHER])
+    assert asyncio.get_running_loop().time() - began_s < BOOTSTRAP_DELAY_S, "it waited though all had refused"
+    assert made.attempts == {}
 
 
-def test_bootstraps_follow_a_moment_after_remembered_peers_that_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(play)
+async def test_bootstraps_follow_a_moment_after_remembered_peers_that_are_silent(
+    *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Remembered peers have a short lead, and no more."""
+    made, dialled = dialer({OLD: None, FOUNDER: None}, monkeypatch, answer_s=HELLO_TIMEOUT_S)
+    answered, dialled_s = module.say_hello, dict[Address, float]()
 
-    async def story() -> None:
-        made, dialled = dialer({OLD: None, FOUNDER: None}, monkeypatch, answer_s=HELLO_TIMEOUT_S)
-        answered, dialled_s = module.say_hello, dict[Address, float]()
+    async def say_hello(transport: object, address: Address, **options: object) -> HelloResult:
+        dialled_s[address] = asyncio.get_running_loop().time()
+        return await answered(transport, address, **options)  # type: ignore[arg-type]
 
-        async def say_hello(transport: object, address: Address, **options: object) -> HelloResult:
-            dialled_s[address] = asyncio.get_running_loop().time()
-            return await answered(transport, address, **options)  # type: ignore[arg-type]
+    monkeypatch.setattr(module, "say_hello", say_hello)
+    result = await made.dial(["10.0.0.1:8468"], lambda: [OLD], None)
 
-        monkeypatch.setattr(module, "say_hello", say_hello)
-        result = await made.dial(["10.0.0.1:8468"], lambda: [OLD], None)
-
-        assert dialled == [OLD, FOUNDER]
-        assert result.contact.address == OLD
-        assert dialled_s[FOUNDER] - dialled_s[OLD] == pytest.approx(BOOTSTRAP_DELAY_S, abs=0.01)
-
-    play(story)
+    assert dialled == [OLD, FOUNDER]
+    assert result.contact.address == OLD
+    assert dialled_s[FOUNDER] - dialled_s[OLD] == pytest.approx(BOOTSTRAP_DELAY_S, abs=0.01)
 
 
-def test_a_bootstrap_that_answers_is_the_only_one_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(play)
+async def test_a_bootstrap_that_answers_is_the_only_one_dialled(*, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three bootstraps one is dialled, and by many nodes each of them about as often."""
-
-    async def story() -> None:
-        first = [0, 0, 0]
-        for seed in range(60):
-            made, dialled = dialer({FOUNDER: None, OTHER: None, OLD: None}, monkeypatch, seed=seed)
-            await made.dial([str(address) for address in (FOUNDER, OTHER, OLD)], list, None)
-            assert len(dialled) == 1, f"seed {seed}"
-            first[(FOUNDER, OTHER, OLD).index(dialled[0])] += 1
-        assert min(first) >= 10, first
-
-    play(story)
+    first = [0, 0, 0]
+    for seed in range(60):
+        made, dialled = dialer({FOUNDER: None, OTHER: None, OLD: None}, monkeypatch, seed=seed)
+        await made.dial([str(address) for address in (FOUNDER, OTHER, OLD)], list, None)
+        assert len(dialled) == 1, f"seed {seed}"
+        first[(FOUNDER, OTHER, OLD).index(dialled[0])] += 1
+    assert min(first) >= 10, first
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_silent_bootstrap_costs_a_quarter_of_a_second(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(play)
+async def test_a_silent_bootstrap_costs_a_quarter_of_a_second(*, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next is dialled then, whichever of three are silent; nobody waits for the end of their time-outs."""
+    made, dialled = dialer({FOUNDER: None, OTHER: None, OLD: None}, monkeypatch, seed=seed)
+    answered = module.say_hello
 
-    async def story() -> None:
-        made, dialled = dialer({FOUNDER: None, OTHER: None, OLD: None}, monkeypatch, seed=seed)
-        answered = module.say_hello
+    async def say_hello(transport: object, address: Address, **options: object) -> HelloResult:
+        if address != OLD:
+            dialled.append(address)
+            await asyncio.sleep(HELLO_TIMEOUT_S)
+            raise HelloRejected("did not answer", final=False)
+        return await answered(transport, address, **options)  # type: ignore[arg-type]
 
-        async def say_hello(transport: object, address: Address, **options: object) -> HelloResult:
-            if address != OLD:
-                dialled.append(address)
-                await asyncio.sleep(HELLO_TIMEOUT_S)
-                raise HelloRejected("did not answer", final=False)
-            return await answered(transport, address, **options)  # type: ignore[arg-type]
+    monkeypatch.setattr(module, "say_hello", say_hello)
+    began_s = asyncio.get_running_loop().time()
+    result = await made.dial([str(address) for address in (FOUNDER, OTHER, OLD)], list, None)
 
-        monkeypatch.setattr(module, "say_hello", say_hello)
-        began_s = asyncio.get_running_loop().time()
-        result = await made.dial([str(address) for address in (FOUNDER, OTHER, OLD)], list, None)
-
-        took_s = asyncio.get_running_loop().time() - began_s
-        assert result.contact.address == OLD
-        assert took_s == pytest.approx((len(dialled) - 1) * ATTEMPT_DELAY_S + 0.01, abs=0.01), f"seed {seed}: {dialled}"
-
-    play(story)
+    took_s = asyncio.get_running_loop().time() - began_s
+    assert result.contact.address == OLD
+    assert took_s == pytest.approx((len(dialled) - 1) * ATTEMPT_DELAY_S + 0.01, abs=0.01), f"seed {seed}: {dialled}"
 
 
-def test_a_bootstrap_that_refuses_costs_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(play)
+async def test_a_bootstrap_that_refuses_costs_no_wait(*, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next is dialled as soon as it has."""
+    gone = HelloRejected("refused", final=False)
+    made, _ = dialer({FOUNDER: gone, OTHER: gone, OLD: None}, monkeypatch)
+    began_s = asyncio.get_running_loop().time()
+    await made.dial([str(address) for address in (FOUNDER, OTHER, OLD)], list, None)
 
-    async def story() -> None:
-        gone = HelloRejected("refused", final=False)
-        made, _ = dialer({FOUNDER: gone, OTHER: gone, OLD: None}, monkeypatch)
-        began_s = asyncio.get_running_loop().time()
-        await made.dial([str(address) for address in (FOUNDER, OTHER, OLD)], list, None)
-
-        assert asyncio.get_running_loop().time() - began_s < 0.05
-
-    play(story)
+    assert asyncio.get_running_loop().time() - began_s < 0.05
 
 
-def test_an_address_of_the_other_family_is_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(play)
+async def test_an_address_of_the_other_family_is_not_dialled(*, monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket bound to an IPv6 address cannot send to IPv4; bound to all of them it can."""
-
-    async def story() -> None:
-        for bound, expected in (("2001:db8::1", []), ("::", [FOUNDER])):
-            made, dialled = dialer({FOUNDER: None}, monkeypatch, bound=bound)
-            await made.try_once(FOUNDER, None)
-            assert dialled == expected
-
-    play(story)
+    for bound, expected in (("2001:db8::1", []), ("::", [FOUNDER])):
+        made, dialled = dialer({FOUNDER: None}, monkeypatch, bound=bound)
+        await made.try_once(FOUNDER, None)
+        assert dialled == expected
 
 
 @pytest.mark.parametrize(
@@ -205,87 +187,76 @@ def test_an_address_of_the_other_family_is_not_dialled(monkeypatch: pytest.Monke
     [(OwnAddress(), OnlyItself), (HelloRejected("belongs to run 'x'", final=True), NotThisSwarm)],
     ids=["itself", "another run"],
 )
-def test_bootstraps_that_are_all_this_node_itself_are_told_apart(
-    monkeypatch: pytest.MonkeyPatch, other: HelloRejected, ending: type[NotThisSwarm]
+@played_by(play)
+async def test_bootstraps_that_are_all_this_node_itself_are_told_apart(
+    *, monkeypatch: pytest.MonkeyPatch, other: HelloRejected, ending: type[NotThisSwarm]
 ) -> None:
     """Every address of every bootstrap must be its own: one that is another swarm's is a mistake of the user's."""
+    made, _ = dialer({FOUNDER: OwnAddress(), OTHER: other}, monkeypatch)
+    with pytest.raises(NotThisSwarm) as caught:
+        await made.dial(["swarm:8468", "10.0.0.1:8468"], list, None)
 
-    async def story() -> None:
-        made, _ = dialer({FOUNDER: OwnAddress(), OTHER: other}, monkeypatch)
-        with pytest.raises(NotThisSwarm) as caught:
-            await made.dial(["swarm:8468", "10.0.0.1:8468"], list, None)
-
-        assert type(caught.value) is ending
-
-    play(story)
+    assert type(caught.value) is ending
 
 
-def test_dialling_goes_on_while_one_bootstrap_may_still_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(play)
+async def test_dialling_goes_on_while_one_bootstrap_may_still_answer(*, monkeypatch: pytest.MonkeyPatch) -> None:
     """With itself and a node that is not up yet it waits for that node, and does not found beside it."""
-
-    async def story() -> None:
-        answers: Answers = {FOUNDER: OwnAddress(), OTHER: HelloRejected("refused", final=False)}
-        made, _ = dialer(answers, monkeypatch)
-        dialling = asyncio.create_task(made.dial(["10.0.0.1:8468", "10.0.0.2:8468"], list, None))
-        await asyncio.sleep(60.0)
-        assert not dialling.done()
-        answers[OTHER] = None
-        assert (await dialling).contact.address == OTHER
-
-    play(story)
+    answers: Answers = {FOUNDER: OwnAddress(), OTHER: HelloRejected("refused", final=False)}
+    made, _ = dialer(answers, monkeypatch)
+    dialling = asyncio.create_task(made.dial(["10.0.0.1:8468", "10.0.0.2:8468"], list, None))
+    await asyncio.sleep(60.0)
+    assert not dialling.done()
+    answers[OTHER] = None
+    assert (await dialling).contact.address == OTHER
 
 
-def test_a_node_on_the_loopback_is_told_why_it_reaches_no_other_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(play)
+async def test_a_node_on_the_loopback_is_told_why_it_reaches_no_other_machine(
+    *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The address is not dialled; its reason names where this node listens and the setting to change."""
+    made, dialled = dialer({FOUNDER: None}, monkeypatch, bound="127.0.0.1")
+    dialling = asyncio.create_task(made.dial(["10.0.0.1:8468"], list, None))
+    await asyncio.sleep(1.0)
+    dialling.cancel()
 
-    async def story() -> None:
-        made, dialled = dialer({FOUNDER: None}, monkeypatch, bound="127.0.0.1")
-        dialling = asyncio.create_task(made.dial(["10.0.0.1:8468"], list, None))
-        await asyncio.sleep(1.0)
-        dialling.cancel()
-
-        assert dialled == []
-        assert "listens on 127.0.0.1" in made.attempts[str(FOUNDER)]
-        assert 'node.host = "0.0.0.0"' in made.attempts[str(FOUNDER)]
-
-    play(story)
+    assert dialled == []
+    assert "listens on 127.0.0.1" in made.attempts[str(FOUNDER)]
+    assert 'node.host = "0.0.0.0"' in made.attempts[str(FOUNDER)]
 
 
-def test_while_nothing_answers_the_log_says_so_every_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(play)
+async def test_while_nothing_answers_the_log_says_so_every_minute(*, monkeypatch: pytest.MonkeyPatch) -> None:
     """With how long, each address, why, and what to do; a changed reason is logged at once, its repeat not."""
+    log = ListLog([])
+    made, _ = dialer({FOUNDER: HelloRejected("did not answer", final=False)}, monkeypatch, log=log)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(3 * (module.REMIND_S + 1.5 * module.MAX_RETRY_DELAY_S)):
+            await made.dial(["10.0.0.1:8468"], list, None)
 
-    async def story() -> None:
-        log = ListLog([])
-        made, _ = dialer({FOUNDER: HelloRejected("did not answer", final=False)}, monkeypatch, log=log)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(3 * (module.REMIND_S + 1.5 * module.MAX_RETRY_DELAY_S)):
-                await made.dial(["10.0.0.1:8468"], list, None)
-
-        reminders = [record.fields for record in log.of("still_not_joined")]
-        assert len(log.of("bootstrap_failed")) == 1
-        assert len(reminders) == 3
-        assert [abs(fields["waited_s"] - 60 * (at + 1)) < 40 for at, fields in enumerate(reminders)] == [True] * 3
-        (sentence,) = reminders[0]["tried"]
-        assert sentence.startswith("10.0.0.1:8468 did not answer: see that the machine is up")
-
-    play(story)
+    reminders = [record.fields for record in log.of("still_not_joined")]
+    assert len(log.of("bootstrap_failed")) == 1
+    assert len(reminders) == 3
+    assert [abs(fields["waited_s"] - 60 * (at + 1)) < 40 for at, fields in enumerate(reminders)] == [True] * 3
+    (sentence,) = reminders[0]["tried"]
+    assert sentence.startswith("10.0.0.1:8468 did not answer: see that the machine is up")
 
 
-def test_a_single_try_keeps_the_reason_of_its_failure_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(play)
+async def test_a_single_try_keeps_the_reason_of_its_failure_where_it_is_asked_to(
+    *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Until the address answers."""
-
-    async def story() -> None:
-        answers: Answers = {FOUNDER: HelloRejected("refused", final=False)}
-        made, _ = dialer(answers, monkeypatch)
-        assert await made.try_once(FOUNDER, GENESIS) is None
-        assert made.attempts == {}
-        assert await made.try_once(FOUNDER, GENESIS, is_noted=True) is None
-        assert made.attempts == {str(FOUNDER): "refused"}
-        answers[FOUNDER] = None
-        assert await made.try_once(FOUNDER, GENESIS, is_noted=True) is not None
-        assert made.attempts == {}
-
-    play(story)
+    answers: Answers = {FOUNDER: HelloRejected("refused", final=False)}
+    made, _ = dialer(answers, monkeypatch)
+    assert await made.try_once(FOUNDER, GENESIS) is None
+    assert made.attempts == {}
+    assert await made.try_once(FOUNDER, GENESIS, is_noted=True) is None
+    assert made.attempts == {str(FOUNDER): "refused"}
+    answers[FOUNDER] = None
+    assert await made.try_once(FOUNDER, GENESIS, is_noted=True) is not None
+    assert made.attempts == {}
 
 
 #: Modules that make reasons, and the calls that do.

@@ -20,6 +20,7 @@ from p2pnode.overlay.peers import Contact
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import ListLog, Record, make_environment
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import played_by
 
 OWN, A, B, C = ids(4)
 HERE = Address("10.0.0.9", 8468)
@@ -109,141 +110,117 @@ async def for_a_while(work: Coroutine[Any, Any, None], seconds: float) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def test_a_join_enters_the_swarm_verifies_the_responder_and_looks_up_the_own_id() -> None:
+@played_by(play)
+async def test_a_join_enters_the_swarm_verifies_the_responder_and_looks_up_the_own_id(world: World) -> None:
     """The lookup starts from the responder and its contacts; the subscribers are called last."""
+    arrived: list[bytes | None] = []
+    world.joining.on_arrival(lambda: arrived.append(world.scripted.found[0][0]))
+    await world.joining.join(["seed:8468"], None)
 
-    async def story(world: World) -> None:
-        arrived: list[bytes | None] = []
-        world.joining.on_arrival(lambda: arrived.append(world.scripted.found[0][0]))
-        await world.joining.join(["seed:8468"], None)
-
-        assert world.local.genesis == GENESIS
-        assert world.scripted.dialled == [(["seed:8468"], [], None)]
-        assert world.scripted.verified == [Contact(A, at(1))]
-        assert world.scripted.found == [(OWN, [Contact(A, at(1)), Contact(B, at(2))])]
-        assert arrived == [OWN]
-
-    play(story)
+    assert world.local.genesis == GENESIS
+    assert world.scripted.dialled == [(["seed:8468"], [], None)]
+    assert world.scripted.verified == [Contact(A, at(1))]
+    assert world.scripted.found == [(OWN, [Contact(A, at(1)), Contact(B, at(2))])]
+    assert arrived == [OWN]
 
 
-def test_a_slow_lookup_does_not_delay_the_join() -> None:
+@played_by(play)
+async def test_a_slow_lookup_does_not_delay_the_join(world: World) -> None:
     """It is cut off, logged, and the subscribers are called all the same."""
+    arrived: list[float] = []
+    loop = asyncio.get_running_loop()
+    world.joining.on_arrival(lambda: arrived.append(loop.time()))
+    world.scripted.lookup_s = 60.0
+    began = loop.time()
+    await world.joining.join(["seed:8468"], None)
 
-    async def story(world: World) -> None:
-        arrived: list[float] = []
-        loop = asyncio.get_running_loop()
-        world.joining.on_arrival(lambda: arrived.append(loop.time()))
-        world.scripted.lookup_s = 60.0
-        began = loop.time()
-        await world.joining.join(["seed:8468"], None)
-
-        assert arrived == [began + JOIN_LOOKUP_TIMEOUT_S]
-        assert world.events() == ["join_lookup_slow", "swarm_joined"]
-
-    play(story)
+    assert arrived == [began + JOIN_LOOKUP_TIMEOUT_S]
+    assert world.events() == ["join_lookup_slow", "swarm_joined"]
 
 
-def test_known_addresses_are_those_remembered_and_announced_without_the_own_one() -> None:
+@played_by(play)
+async def test_known_addresses_are_those_remembered_and_announced_without_the_own_one(world: World) -> None:
     """Remembered peers come first, and no address twice."""
+    world.meet(A, at(1))
+    world.meet(B, HERE)
+    world.store.add_live(world.peers)
+    announced = Announcement("tests", C, 8468, joined=True)
+    world.network.on_announcement("c", announced.properties(), ["10.0.0.1", "10.0.0.3", "10.0.0.9"], 8468)
 
-    async def story(world: World) -> None:
-        world.meet(A, at(1))
-        world.meet(B, HERE)
-        world.store.add_live(world.peers)
-        announced = Announcement("tests", C, 8468, joined=True)
-        world.network.on_announcement("c", announced.properties(), ["10.0.0.1", "10.0.0.3", "10.0.0.9"], 8468)
-
-        assert world.joining.remembered() == [at(1)]
-        assert world.joining.known_addresses()[0] == at(1)
-        assert sorted(world.joining.known_addresses()) == [at(1), at(3)]
-
-    play(story)
+    assert world.joining.remembered() == [at(1)]
+    assert world.joining.known_addresses()[0] == at(1)
+    assert sorted(world.joining.known_addresses()) == [at(1), at(3)]
 
 
-def test_a_node_dials_again_only_when_all_its_peers_are_gone() -> None:
+@played_by(play)
+async def test_a_node_dials_again_only_when_all_its_peers_are_gone(world: World) -> None:
     """Not before it has entered a swarm, not while it leaves, and not without an address to dial."""
+    await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
+    world.local.enter(GENESIS)
+    await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
+    world.meet(A, at(1))
+    world.store.add_live(world.peers)
+    await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
+    world.peers.remove(A)
+    world.scripted.members.detector.leaving = True
+    await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
+    assert world.scripted.dialled == []
 
-    async def story(world: World) -> None:
-        await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
-        world.local.enter(GENESIS)
-        await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
-        world.meet(A, at(1))
-        world.store.add_live(world.peers)
-        await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
-        world.peers.remove(A)
-        world.scripted.members.detector.leaving = True
-        await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
-        assert world.scripted.dialled == []
-
-        world.scripted.members.detector.leaving = False
-        await for_a_while(world.joining.keep_connected(), 1.5 * RECONNECT_INTERVAL_S)
-        assert world.scripted.dialled == [([], [at(1)], GENESIS)]
-        assert world.scripted.verified == [Contact(A, at(1))]
-
-    play(story)
+    world.scripted.members.detector.leaving = False
+    await for_a_while(world.joining.keep_connected(), 1.5 * RECONNECT_INTERVAL_S)
+    assert world.scripted.dialled == [([], [at(1)], GENESIS)]
+    assert world.scripted.verified == [Contact(A, at(1))]
 
 
-def test_a_bootstrap_of_another_swarm_does_not_end_the_reconnecting() -> None:
+@played_by(play)
+async def test_a_bootstrap_of_another_swarm_does_not_end_the_reconnecting(world: World) -> None:
     """The refusal is logged once, and the node dials again at every interval."""
+    await world.joining.join(["seed:8468"], None)
+    world.scripted.error = NotThisSwarm([("seed:8468", "belongs to run 'other'")])
+    await for_a_while(world.joining.keep_connected(), 2.5 * RECONNECT_INTERVAL_S)
 
-    async def story(world: World) -> None:
-        await world.joining.join(["seed:8468"], None)
-        world.scripted.error = NotThisSwarm([("seed:8468", "belongs to run 'other'")])
-        await for_a_while(world.joining.keep_connected(), 2.5 * RECONNECT_INTERVAL_S)
-
-        assert len(world.scripted.dialled) == 3
-        assert world.events() == ["swarm_joined", "table_empty", "not_this_swarm"]
-
-    play(story)
+    assert len(world.scripted.dialled) == 3
+    assert world.events() == ["swarm_joined", "table_empty", "not_this_swarm"]
 
 
-def test_a_bootstrap_is_dialled_as_often_as_all_remembered_peers_together() -> None:
+@played_by(play)
+async def test_a_bootstrap_is_dialled_as_often_as_all_remembered_peers_together(world: World) -> None:
     """One bootstrap beside sixty remembered peers gets half of the attempts."""
+    await world.joining.join(["10.0.0.200:8468"], None)
+    gone = ids(60, seed=5)
+    for number, node_id in enumerate(gone):
+        world.meet(node_id, Address(f"10.0.1.{number}", 8468))
+    world.store.add_live(world.peers)
+    for node_id in gone:
+        world.peers.remove(node_id)
+    world.meet(A, at(1))
+    await for_a_while(world.joining.heal_partitions(), 55 * HEAL_INTERVAL_S)
 
-    async def story(world: World) -> None:
-        await world.joining.join(["10.0.0.200:8468"], None)
-        gone = ids(60, seed=5)
-        for number, node_id in enumerate(gone):
-            world.meet(node_id, Address(f"10.0.1.{number}", 8468))
-        world.store.add_live(world.peers)
-        for node_id in gone:
-            world.peers.remove(node_id)
-        world.meet(A, at(1))
-        await for_a_while(world.joining.heal_partitions(), 55 * HEAL_INTERVAL_S)
-
-        tried = Counter(label == "10.0.0.200:8468" for label in world.scripted.tried)
-        assert 15 <= tried[True] <= 40
-        assert tried[True] + tried[False] >= 50
-
-    play(story)
+    tried = Counter(label == "10.0.0.200:8468" for label in world.scripted.tried)
+    assert 15 <= tried[True] <= 40
+    assert tried[True] + tried[False] >= 50
 
 
-def test_a_node_whose_peers_can_own_nothing_looks_for_one_that_can() -> None:
+@played_by(play)
+async def test_a_node_whose_peers_can_own_nothing_looks_for_one_that_can(world: World) -> None:
     """Every few seconds, and what it finds is noted; not while a peer could own."""
-
-    async def story(world: World) -> None:
-        await world.joining.join(["10.0.0.200:8468"], None)
-        world.meet(B, at(2))
-        await for_a_while(world.joining.keep_connected(), 3.5 * RECONNECT_INTERVAL_S)
-        assert world.scripted.tried == ["10.0.0.200:8468"] * 3
-        assert world.scripted.noted == [True] * 3
-        world.peers.observe(heartbeat(C, eligible=True), at(3).host, 0.0)
-        await for_a_while(world.joining.keep_connected(), 3.5 * RECONNECT_INTERVAL_S)
-        assert len(world.scripted.tried) == 3
-        assert len(world.scripted.dialled) == 1
-
-    play(story)
+    await world.joining.join(["10.0.0.200:8468"], None)
+    world.meet(B, at(2))
+    await for_a_while(world.joining.keep_connected(), 3.5 * RECONNECT_INTERVAL_S)
+    assert world.scripted.tried == ["10.0.0.200:8468"] * 3
+    assert world.scripted.noted == [True] * 3
+    world.peers.observe(heartbeat(C, eligible=True), at(3).host, 0.0)
+    await for_a_while(world.joining.keep_connected(), 3.5 * RECONNECT_INTERVAL_S)
+    assert len(world.scripted.tried) == 3
+    assert len(world.scripted.dialled) == 1
 
 
-def test_an_address_that_a_nat_chose_is_not_remembered() -> None:
+@played_by(play)
+async def test_an_address_that_a_nat_chose_is_not_remembered(world: World) -> None:
     """Nobody can dial it, and a swarm that is started again would wait for who was there."""
-
-    async def story(world: World) -> None:
-        world.meet(A, at(1))
-        world.meet(B, at(2))
-        world.scripted.members.takes_streams = lambda node_id: node_id != B
-        world.scripted.members.is_verified = lambda _node_id: True
-        world.joining.note_peers()
-        assert world.joining.remembered() == [at(1)]
-
-    play(story)
+    world.meet(A, at(1))
+    world.meet(B, at(2))
+    world.scripted.members.takes_streams = lambda node_id: node_id != B
+    world.scripted.members.is_verified = lambda _node_id: True
+    world.joining.note_peers()
+    assert world.joining.remembered() == [at(1)]

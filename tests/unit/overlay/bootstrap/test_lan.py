@@ -21,6 +21,7 @@ from p2pnode.overlay.ids import ID_BYTES
 from p2pnode.overlay.local_node import LocalNode
 from tests.harness.environment.simulated import ListLog, Record
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import played_by
 
 OWN, LOWER, LOWEST = (bytes([first]) * ID_BYTES for first in (0x50, 0x40, 0x30))
 BOUND = Address("10.0.0.9", 9000)
@@ -86,77 +87,65 @@ def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
     run(story())
 
 
-def test_the_bound_port_is_announced_and_later_that_the_node_has_joined() -> None:
+@played_by(play)
+async def test_the_bound_port_is_announced_and_later_that_the_node_has_joined() -> None:
     """Announcements of others reach the local network."""
+    world = World()
+    await world.service.start()
+    assert world.lan.announced == [Announcement("tests", OWN, 9000, joined=False)]
+    assert world.lan.hosts == ["10.0.0.9"]
+    world.receive(LOWER, joined=True)
+    assert world.service.is_any_joined()
 
-    async def story() -> None:
-        world = World()
-        await world.service.start()
-        assert world.lan.announced == [Announcement("tests", OWN, 9000, joined=False)]
-        assert world.lan.hosts == ["10.0.0.9"]
-        world.receive(LOWER, joined=True)
-        assert world.service.is_any_joined()
-
-        waits = asyncio.create_task(world.service.announce_when_joined(), name="announce")
-        await asyncio.sleep(1.0)
-        assert len(world.lan.announced) == 1
-        world.local.enter(GENESIS)
-        await waits
-        assert world.lan.announced[1:] == [Announcement("tests", OWN, 9000, joined=True)]
-        await world.service.stop()
-        assert world.lan.stopped == 1
-
-    play(story)
+    waits = asyncio.create_task(world.service.announce_when_joined(), name="announce")
+    await asyncio.sleep(1.0)
+    assert len(world.lan.announced) == 1
+    world.local.enter(GENESIS)
+    await waits
+    assert world.lan.announced[1:] == [Announcement("tests", OWN, 9000, joined=True)]
+    await world.service.stop()
+    assert world.lan.stopped == 1
 
 
-def test_a_network_without_multicast_is_logged_and_otherwise_ignored() -> None:
+@played_by(play)
+async def test_a_network_without_multicast_is_logged_and_otherwise_ignored() -> None:
     """The node then finds no peer, announces nothing and has nothing to withdraw; so does one without multicast DNS."""
-
-    async def story() -> None:
-        for world, events in ((World(fails=True), ["lan_discovery_failed"]), (World(has_lan=False), [])):
-            await world.service.start()
-            assert [record.event for record in world.records] == events
-            assert not await world.service.join(world.joins.join, world.joins.attempts)
-            world.local.enter(GENESIS)
-            await world.service.announce_when_joined()
-            await world.service.stop()
-            assert (world.lan.announced, world.lan.stopped, world.joins.calls) == ([], 0, [])
-
-    play(story)
-
-
-def test_lower_ids_that_do_not_answer_are_dropped_until_this_node_founds() -> None:
-    """Each attempt is bounded and logged with its failures."""
-
-    async def story() -> None:
-        world, loop = World(join_s=3600.0), asyncio.get_running_loop()
+    for world, events in ((World(fails=True), ["lan_discovery_failed"]), (World(has_lan=False), [])):
         await world.service.start()
-        world.receive(LOWER)
-        world.receive(LOWEST)
-        began = loop.time()
+        assert [record.event for record in world.records] == events
         assert not await world.service.join(world.joins.join, world.joins.attempts)
-        assert loop.time() - began >= 2 * LAN_JOIN_TIMEOUT_S
-        assert [record.event for record in world.records] == ["neighbours_do_not_answer"] * 2
-        assert world.records[0].fields["attempts"] == {"10.0.0.1:8468": "timed out"}
+        world.local.enter(GENESIS)
+        await world.service.announce_when_joined()
+        await world.service.stop()
+        assert (world.lan.announced, world.lan.stopped, world.joins.calls) == ([], 0, [])
 
-    play(story)
+
+@played_by(play)
+async def test_lower_ids_that_do_not_answer_are_dropped_until_this_node_founds() -> None:
+    """Each attempt is bounded and logged with its failures."""
+    world, loop = World(join_s=3600.0), asyncio.get_running_loop()
+    await world.service.start()
+    world.receive(LOWER)
+    world.receive(LOWEST)
+    began = loop.time()
+    assert not await world.service.join(world.joins.join, world.joins.attempts)
+    assert loop.time() - began >= 2 * LAN_JOIN_TIMEOUT_S
+    assert [record.event for record in world.records] == ["neighbours_do_not_answer"] * 2
+    assert world.records[0].fields["attempts"] == {"10.0.0.1:8468": "timed out"}
 
 
-def test_a_node_never_founds_beside_one_that_announces_a_swarm() -> None:
+@played_by(play)
+async def test_a_node_never_founds_beside_one_that_announces_a_swarm() -> None:
     """One that has joined is not dropped, so the attempts continue."""
-
-    async def story() -> None:
-        world = World(join_s=3600.0)
-        await world.service.start()
-        world.receive(LOWER, joined=True)
-        task = asyncio.create_task(world.service.join(world.joins.join, world.joins.attempts), name="join")
-        await asyncio.sleep(10 * LAN_JOIN_TIMEOUT_S)
-        assert not task.done()
-        assert len(world.joins.calls) >= 9
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    play(story)
+    world = World(join_s=3600.0)
+    await world.service.start()
+    world.receive(LOWER, joined=True)
+    task = asyncio.create_task(world.service.join(world.joins.join, world.joins.attempts), name="join")
+    await asyncio.sleep(10 * LAN_JOIN_TIMEOUT_S)
+    assert not task.done()
+    assert len(world.joins.calls) >= 9
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 OURS = Announcement("tests", OWN, 8468, joined=False)

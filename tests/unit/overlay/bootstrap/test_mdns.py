@@ -11,6 +11,7 @@ import pytest
 from p2pnode.overlay.bootstrap.lan import DETAILS_MS, MAX_CONCURRENT_QUERIES, SERVICE, Announcement, ZeroconfLan
 from p2pnode.overlay.ids import ID_BYTES
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 
 zeroconf = pytest.importorskip("zeroconf")
 import zeroconf.asyncio as package  # noqa: E402
@@ -58,45 +59,39 @@ def lan(monkeypatch: pytest.MonkeyPatch) -> tuple[ZeroconfLan, list[Received]]:
     return made, received
 
 
-def test_the_details_of_a_new_announcement_are_passed_on_as_text(lan: tuple[Any, list[Received]]) -> None:
+@run_by(run)
+async def test_the_details_of_a_new_announcement_are_passed_on_as_text(lan: tuple[Any, list[Received]]) -> None:
     """Keys without value are left out; an announcement without details is dropped; a malformed one has none."""
+    made, received = lan
+    for name in ("one", "silent", "malformed"):
+        made._changed(None, SERVICE, name, ADDED)
+    await asyncio.sleep(0.1)
 
-    async def story() -> None:
-        made, received = lan
-        for name in ("one", "silent", "malformed"):
-            made._changed(None, SERVICE, name, ADDED)
-        await asyncio.sleep(0.1)
-
-        assert received == [("one", {"v": "1"}, ["192.168.1.5"], 9000), ("malformed", {}, [], 0)]
-
-    run(story())
+    assert received == [("one", {"v": "1"}, ["192.168.1.5"], 9000), ("malformed", {}, [], 0)]
 
 
-def test_queries_are_bounded_and_made_once_at_a_time_for_a_name(lan: tuple[Any, list[Received]]) -> None:
+@run_by(run)
+async def test_queries_are_bounded_and_made_once_at_a_time_for_a_name(lan: tuple[Any, list[Received]]) -> None:
     """Withdrawals and names that DNS does not allow cause no query."""
+    made, _ = lan
+    Info.waits_s = 1.0
+    made._changed(None, SERVICE, "gone", zeroconf.ServiceStateChange.Removed)
+    made._changed(None, SERVICE, "n" * 256, ADDED)
+    made._changed(None, SERVICE, "one", ADDED)
+    made._changed(None, SERVICE, "one", zeroconf.ServiceStateChange.Updated)
+    for number in range(2 * MAX_CONCURRENT_QUERIES):
+        made._changed(None, SERVICE, f"other {number}", ADDED)
+    await asyncio.sleep(0.1)
+    assert Info.asked[0] == "one"
+    assert len(Info.asked) == MAX_CONCURRENT_QUERIES
 
-    async def story() -> None:
-        made, _ = lan
-        Info.waits_s = 1.0
-        made._changed(None, SERVICE, "gone", zeroconf.ServiceStateChange.Removed)
-        made._changed(None, SERVICE, "n" * 256, ADDED)
-        made._changed(None, SERVICE, "one", ADDED)
-        made._changed(None, SERVICE, "one", zeroconf.ServiceStateChange.Updated)
-        for number in range(2 * MAX_CONCURRENT_QUERIES):
-            made._changed(None, SERVICE, f"other {number}", ADDED)
-        await asyncio.sleep(0.1)
-        assert Info.asked[0] == "one"
-        assert len(Info.asked) == MAX_CONCURRENT_QUERIES
+    await asyncio.sleep(2.0)
+    made._changed(None, SERVICE, "one", zeroconf.ServiceStateChange.Updated)
+    await asyncio.sleep(0.1)
+    assert Info.asked[MAX_CONCURRENT_QUERIES:] == ["one"]
 
-        await asyncio.sleep(2.0)
-        made._changed(None, SERVICE, "one", zeroconf.ServiceStateChange.Updated)
-        await asyncio.sleep(0.1)
-        assert Info.asked[MAX_CONCURRENT_QUERIES:] == ["one"]
-
-        await made.stop()
-        assert made._asking == {}
-
-    run(story())
+    await made.stop()
+    assert made._asking == {}
 
 
 def test_the_service_names_the_node_and_its_port() -> None:

@@ -19,6 +19,7 @@ from p2pnode.overlay.bootstrap.peer_store import (
 from p2pnode.overlay.peers import Activity, Contact, Peer
 from tests.harness.environment.simulated import InlineExecutor, MemoryDisk, make_environment
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 from tests.unit.training.files.test_checkpoint import Lines
 
 
@@ -131,7 +132,8 @@ def test_a_damaged_file_is_logged_and_replaced(junk: bytes) -> None:
     assert ports(memory(disk)[0]) == [1001]
 
 
-def test_the_file_is_written_off_the_loop() -> None:
+@run_by(run)
+async def test_the_file_is_written_off_the_loop() -> None:
     """The write, which is synced to disk, goes to the executor; nothing is written on the loop's own thread."""
     disk = MemoryDisk()
 
@@ -144,15 +146,12 @@ def test_the_file_is_written_off_the_loop() -> None:
             await self.gate.wait()
             return await super().run(function, *args, **kwargs)
 
-    async def story() -> None:
-        executor = Kept()
-        store = PeerStore(make_environment(clock=WallClock(), disk=disk, executor=executor))
-        store.add_live([peer(1)])
-        writing = asyncio.create_task(store.write())
-        await asyncio.sleep(1.0)
-        assert disk.writes == 0
-        executor.gate.set()
-        await writing
-        assert disk.writes == 1
-
-    run(story())
+    executor = Kept()
+    store = PeerStore(make_environment(clock=WallClock(), disk=disk, executor=executor))
+    store.add_live([peer(1)])
+    writing = asyncio.create_task(store.write())
+    await asyncio.sleep(1.0)
+    assert disk.writes == 0
+    executor.gate.set()
+    await writing
+    assert disk.writes == 1

@@ -24,6 +24,7 @@ from p2pnode.overlay.peers import Activity, Contact
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import played_by, run_by
 
 OWN, *OTHERS = ids(31)
 KEY = b"k" * 20
@@ -73,160 +74,133 @@ def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
     run(story())
 
 
-def test_a_node_that_knows_all_others_needs_no_lookup() -> None:
+@played_by(play)
+async def test_a_node_that_knows_all_others_needs_no_lookup() -> None:
     """The candidates are all nodes in rendezvous order, this one included."""
-
-    async def story() -> None:
-        world = World(OTHERS[:5])
-        assert await world.of() == rank(KEY, [OWN, *OTHERS[:5]])
-        assert world.lookups == 0
-        world.local.set_reached(False)
-        assert await world.of() == rank(KEY, OTHERS[:5])
-
-    play(story)
+    world = World(OTHERS[:5])
+    assert await world.of() == rank(KEY, [OWN, *OTHERS[:5]])
+    assert world.lookups == 0
+    world.local.set_reached(False)
+    assert await world.of() == rank(KEY, OTHERS[:5])
 
 
-def test_only_peers_that_can_take_a_shard_now_are_candidates() -> None:
+@played_by(play)
+async def test_only_peers_that_can_take_a_shard_now_are_candidates() -> None:
     """Not eligible, leaving, suspected, or with failing streams: each is enough to be left out."""
+    world = World(OTHERS[:2])
+    world.meet(OTHERS[2], eligible=False)
+    world.meet(OTHERS[3], activity=int(Activity.LEAVING))
+    world.meet(OTHERS[4])
+    world.suspects.append(OTHERS[4])
+    world.meet(OTHERS[5])
+    world.unreachable.append(OTHERS[5])
 
-    async def story() -> None:
-        world = World(OTHERS[:2])
-        world.meet(OTHERS[2], eligible=False)
-        world.meet(OTHERS[3], activity=int(Activity.LEAVING))
-        world.meet(OTHERS[4])
-        world.suspects.append(OTHERS[4])
-        world.meet(OTHERS[5])
-        world.unreachable.append(OTHERS[5])
-
-        assert sorted(await world.of()) == sorted([OWN, *OTHERS[:2]])
-
-    play(story)
+    assert sorted(await world.of()) == sorted([OWN, *OTHERS[:2]])
 
 
-def test_only_the_k_closest_known_nodes_are_candidates() -> None:
+@played_by(play)
+async def test_only_the_k_closest_known_nodes_are_candidates() -> None:
     """Nodes of a lookup count only while they are known peers."""
+    world = World(OTHERS[:-1], knows_all=False)
+    world.result = [Contact(OTHERS[-1], Address("10.0.1.1", 8468))]
+    closest = sorted([OWN, *OTHERS[:-1]], key=lambda node_id: distance(KEY, node_id))[:K]
 
-    async def story() -> None:
-        world = World(OTHERS[:-1], knows_all=False)
-        world.result = [Contact(OTHERS[-1], Address("10.0.1.1", 8468))]
-        closest = sorted([OWN, *OTHERS[:-1]], key=lambda node_id: distance(KEY, node_id))[:K]
-
-        assert await world.of() == rank(KEY, closest)
-
-    play(story)
+    assert await world.of() == rank(KEY, closest)
 
 
 @pytest.mark.parametrize("knows_all", [True, False])
-def test_several_keys_have_the_candidates_that_each_of_them_has_alone(knows_all: bool) -> None:
+@played_by(play)
+async def test_several_keys_have_the_candidates_that_each_of_them_has_alone(*, knows_all: bool) -> None:
     """Each key in its own order and with its own closest nodes; in a swarm that is known each peer is asked once."""
+    world = World(OTHERS[:-1], knows_all=knows_all)
+    world.suspects.append(OTHERS[3])
+    asked: list[bytes] = []
+    is_reachable = world.candidates._is_reachable
+    world.candidates._lookups.find = lambda _key: asyncio.sleep(0.1, [])  # type: ignore[method-assign,assignment]
+    keys = [bytes([number]) * 20 for number in range(0, 250, 25)]
+    alone = [await world.candidates.of(key) for key in keys]
+    world.candidates._is_reachable = lambda node_id: not asked.append(node_id) and is_reachable(node_id)  # type: ignore[method-assign,func-returns-value]
 
-    async def story() -> None:
-        world = World(OTHERS[:-1], knows_all=knows_all)
-        world.suspects.append(OTHERS[3])
-        asked: list[bytes] = []
-        is_reachable = world.candidates._is_reachable
-        world.candidates._lookups.find = lambda _key: asyncio.sleep(0.1, [])  # type: ignore[method-assign,assignment]
-        keys = [bytes([number]) * 20 for number in range(0, 250, 25)]
-        alone = [await world.candidates.of(key) for key in keys]
-        world.candidates._is_reachable = lambda node_id: not asked.append(node_id) and is_reachable(node_id)  # type: ignore[method-assign,func-returns-value]
-
-        assert await world.candidates.of_all(keys) == alone
-        assert len({tuple(one) for one in alone}) == len(keys)
-        assert all(len(one) in (K, K - 1) for one in alone)
-        assert len(asked) == len(set(asked)) or not knows_all
-
-    play(story)
+    assert await world.candidates.of_all(keys) == alone
+    assert len({tuple(one) for one in alone}) == len(keys)
+    assert all(len(one) in (K, K - 1) for one in alone)
+    assert len(asked) == len(set(asked)) or not knows_all
 
 
-def test_a_node_that_fails_during_a_lookup_is_no_candidate_of_the_next_key() -> None:
+@played_by(play)
+async def test_a_node_that_fails_during_a_lookup_is_no_candidate_of_the_next_key() -> None:
     """What is known of the peers is used for several keys only as long as nothing is waited for."""
+    world = World(OTHERS[:3], knows_all=False)
 
-    async def story() -> None:
-        world = World(OTHERS[:3], knows_all=False)
+    async def find(_key: bytes) -> list[Contact]:
+        await asyncio.sleep(0.1)
+        if world.lookups:
+            world.suspects.append(OTHERS[0])
+        world.lookups += 1
+        return []
 
-        async def find(_key: bytes) -> list[Contact]:
-            await asyncio.sleep(0.1)
-            if world.lookups:
-                world.suspects.append(OTHERS[0])
-            world.lookups += 1
-            return []
-
-        world.candidates._lookups.find = find  # type: ignore[method-assign]
-        first, second = await world.candidates.of_all([KEY, bytes(20)])
-        assert OTHERS[0] in [contact.node_id for contact in first]
-        assert OTHERS[0] not in [contact.node_id for contact in second]
-
-    play(story)
+    world.candidates._lookups.find = find  # type: ignore[method-assign]
+    first, second = await world.candidates.of_all([KEY, bytes(20)])
+    assert OTHERS[0] in [contact.node_id for contact in first]
+    assert OTHERS[0] not in [contact.node_id for contact in second]
 
 
-def test_the_order_follows_each_change_of_a_candidate() -> None:
+@played_by(play)
+async def test_the_order_follows_each_change_of_a_candidate() -> None:
     """A new capacity class, and a candidate that is suspected."""
-
-    async def story() -> None:
-        world = World(OTHERS[:3])
-        assert await world.of() == rank(KEY, [OWN, *OTHERS[:3]])
-        world.peers.note_capacity(OTHERS[0], TOP_CLASS)
-        fast = dict.fromkeys((OWN, *OTHERS[1:3]), 0) | {OTHERS[0]: TOP_CLASS}
-        assert await world.of() == rank(KEY, fast, fast)
-        world.suspects.append(OTHERS[1])
-        del fast[OTHERS[1]]
-        assert await world.of() == rank(KEY, fast, fast)
-
-    play(story)
+    world = World(OTHERS[:3])
+    assert await world.of() == rank(KEY, [OWN, *OTHERS[:3]])
+    world.peers.note_capacity(OTHERS[0], TOP_CLASS)
+    fast = dict.fromkeys((OWN, *OTHERS[1:3]), 0) | {OTHERS[0]: TOP_CLASS}
+    assert await world.of() == rank(KEY, fast, fast)
+    world.suspects.append(OTHERS[1])
+    del fast[OTHERS[1]]
+    assert await world.of() == rank(KEY, fast, fast)
 
 
-def test_a_lookup_is_used_for_a_while_and_shared() -> None:
+@played_by(play)
+async def test_a_lookup_is_used_for_a_while_and_shared() -> None:
     """Concurrent calls wait for one lookup, later ones make none until it is too old."""
+    world = World(OTHERS[:3], knows_all=False)
+    await asyncio.gather(*(world.of() for _ in range(5)))
+    await asyncio.sleep(LOOKUP_INTERVAL_S - 1)
+    await world.of()
+    assert world.lookups == 1
 
-    async def story() -> None:
-        world = World(OTHERS[:3], knows_all=False)
-        await asyncio.gather(*(world.of() for _ in range(5)))
-        await asyncio.sleep(LOOKUP_INTERVAL_S - 1)
-        await world.of()
-        assert world.lookups == 1
-
-        await asyncio.sleep(2)
-        await world.of()
-        assert world.lookups == 2
-        assert len(world.candidates._looked_up) == 1
-        await asyncio.sleep(LOOKUP_INTERVAL_S + 1)
-        world.candidates.expire()
-        assert world.candidates._looked_up == {}
-
-    play(story)
+    await asyncio.sleep(2)
+    await world.of()
+    assert world.lookups == 2
+    assert len(world.candidates._looked_up) == 1
+    await asyncio.sleep(LOOKUP_INTERVAL_S + 1)
+    world.candidates.expire()
+    assert world.candidates._looked_up == {}
 
 
-def test_a_failed_lookup_is_an_error_for_its_caller_only() -> None:
+@played_by(play)
+async def test_a_failed_lookup_is_an_error_for_its_caller_only() -> None:
     """The calls that waited for it use the known peers."""
+    world = World(OTHERS[:3], knows_all=False)
+    world.result = ConnectionError("closed")
+    first, second = await asyncio.gather(world.of(), world.of(), return_exceptions=True)
 
-    async def story() -> None:
-        world = World(OTHERS[:3], knows_all=False)
-        world.result = ConnectionError("closed")
-        first, second = await asyncio.gather(world.of(), world.of(), return_exceptions=True)
-
-        assert isinstance(first, ConnectionError)
-        assert second == rank(KEY, [OWN, *OTHERS[:3]])
-        assert world.lookups == 1
-
-    play(story)
+    assert isinstance(first, ConnectionError)
+    assert second == rank(KEY, [OWN, *OTHERS[:3]])
+    assert world.lookups == 1
 
 
-def test_candidates_are_ranked_by_what_they_announced_and_by_the_own_line() -> None:
+@run_by(run)
+async def test_candidates_are_ranked_by_what_they_announced_and_by_the_own_line() -> None:
     """A peer under the floor is left out, and so is this node when its own line is."""
+    world = World(OTHERS[:4])
+    for node_id in OTHERS[:4]:
+        world.peers.note_capacity(node_id, 10)
+    world.peers.note_capacity(OTHERS[0], 3)
+    assert {each.node_id for each in await world.candidates.of(KEY)} == {OWN, *OTHERS[1:4]}
+    assert [world.candidates.capacity(each) for each in (OWN, OTHERS[0], OTHERS[1], b"unknown")] == [0, 3, 10, 0]
 
-    async def scenario() -> None:
-        world = World(OTHERS[:4])
-        for node_id in OTHERS[:4]:
-            world.peers.note_capacity(node_id, 10)
-        world.peers.note_capacity(OTHERS[0], 3)
-        assert {each.node_id for each in await world.candidates.of(KEY)} == {OWN, *OTHERS[1:4]}
-        assert [world.candidates.capacity(each) for each in (OWN, OTHERS[0], OTHERS[1], b"unknown")] == [0, 3, 10, 0]
-
-        for _ in range(200):
-            world.local.line.sent(0.25, 10_000, is_busy=True, is_full=True)
-        assert {each.node_id for each in await world.candidates.of(KEY)} == set(OTHERS[1:4])
-
-    run(scenario())
+    for _ in range(200):
+        world.local.line.sent(0.25, 10_000, is_busy=True, is_full=True)
+    assert {each.node_id for each in await world.candidates.of(KEY)} == set(OTHERS[1:4])
 
 
 def keys_of(count: int) -> list[bytes]:

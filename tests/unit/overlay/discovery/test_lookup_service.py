@@ -18,6 +18,7 @@ from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySett
 from tests.harness.builders.peers import ids
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import played_by, run_by
 from tests.harness.stubs.recording_protocol import OWN, RecordedCall, RecordingProtocol
 
 TARGET = b"t" * 20
@@ -67,101 +68,86 @@ def with_world(story: Callable[[World], Coroutine[Any, Any, None]], contacts: li
     run(body())
 
 
-def test_a_lookup_returns_the_closest_nodes_that_answered_and_its_cost() -> None:
+@played_by(with_world, CONTACTS)
+async def test_a_lookup_returns_the_closest_nodes_that_answered_and_its_cost(world: World) -> None:
     """The own node is among them where it belongs; a silent node is not."""
+    order = sorted([OWN, *(one.node_id for one in CONTACTS)], key=lambda node_id: distance(node_id, TARGET))
+    world.silent.append(next(node_id for node_id in order if node_id != OWN))
+    expected = [node_id for node_id in order if node_id not in world.silent][:20]
+    found = await world.service.find(TARGET, CONTACTS[:1])
 
-    async def story(world: World) -> None:
-        order = sorted([OWN, *(one.node_id for one in CONTACTS)], key=lambda node_id: distance(node_id, TARGET))
-        world.silent.append(next(node_id for node_id in order if node_id != OWN))
-        expected = [node_id for node_id in order if node_id not in world.silent][:20]
-        found = await world.service.find(TARGET, CONTACTS[:1])
-
-        assert [contact.node_id for contact in found] == expected
-        counters = world.recorder.counters
-        assert counters["lookups"] == 1
-        assert counters["lookup_queries"] == len(world.answered) >= 20
-        medians = world.service.medians()
-        assert medians is not None
-        assert medians.queries == len(world.answered)
-        assert medians.ms >= 20
-
-    with_world(story, CONTACTS)
+    assert [contact.node_id for contact in found] == expected
+    counters = world.recorder.counters
+    assert counters["lookups"] == 1
+    assert counters["lookup_queries"] == len(world.answered) >= 20
+    medians = world.service.medians()
+    assert medians is not None
+    assert medians.queries == len(world.answered)
+    assert medians.ms >= 20
 
 
-def test_addresses_that_did_not_answer_lately_are_not_asked_again() -> None:
+@played_by(with_world, CONTACTS)
+async def test_addresses_that_did_not_answer_lately_are_not_asked_again(world: World) -> None:
     """What other nodes report does not bring them back."""
+    gone = CONTACTS[1]
+    world.negative.add(gone, asyncio.get_running_loop().time())
+    beside = gone.node_id[:-1] + bytes([gone.node_id[-1] ^ 1])
+    found = await world.service.find(beside, CONTACTS[:2])
 
-    async def story(world: World) -> None:
-        gone = CONTACTS[1]
-        world.negative.add(gone, asyncio.get_running_loop().time())
-        beside = gone.node_id[:-1] + bytes([gone.node_id[-1] ^ 1])
-        found = await world.service.find(beside, CONTACTS[:2])
+    assert gone not in found
+    assert gone not in [call.contact for call in world.answered]
 
-        assert gone not in found
-        assert gone not in [call.contact for call in world.answered]
-
-        found = await world.service.find(gone.node_id, CONTACTS[:2])
-        assert found[0] == gone, "the node that is looked for itself is asked"
-
-    with_world(story, CONTACTS)
+    found = await world.service.find(gone.node_id, CONTACTS[:2])
+    assert found[0] == gone, "the node that is looked for itself is asked"
 
 
-def test_a_lookup_that_gets_no_answers_is_cut_off() -> None:
+@run_by(run)
+async def test_a_lookup_that_gets_no_answers_is_cut_off() -> None:
     """It returns what it has at the deadline, and ignores the answers that arrive later."""
+    world = World(CONTACTS)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    found = await world.service.find(TARGET, CONTACTS[:3])
 
-    async def body() -> None:
-        world = World(CONTACTS)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        found = await world.service.find(TARGET, CONTACTS[:3])
-
-        assert loop.time() - began == DEADLINE_S
-        assert [contact.node_id for contact in found] == [OWN]
-        assert world.recorder.counters["lookups_cut_off"] == 1
-        sent = len(world.recorder.calls)
-        for call in list(world.recorder.calls):
-            call.on_result(world.nodes(TARGET))
-            call.options["on_slow"]()
-        assert len(world.recorder.calls) == sent
-
-    run(body())
+    assert loop.time() - began == DEADLINE_S
+    assert [contact.node_id for contact in found] == [OWN]
+    assert world.recorder.counters["lookups_cut_off"] == 1
+    sent = len(world.recorder.calls)
+    for call in list(world.recorder.calls):
+        call.on_result(world.nodes(TARGET))
+        call.options["on_slow"]()
+    assert len(world.recorder.calls) == sent
 
 
-def test_one_node_is_asked_for_its_contacts() -> None:
+@played_by(with_world, CONTACTS)
+async def test_one_node_is_asked_for_its_contacts(world: World) -> None:
     """Malformed entries are counted; no answer is an empty list."""
+    assert len(await world.service.ask(CONTACTS[0], TARGET)) == 20
+    world.silent.append(CONTACTS[0].node_id)
+    assert await world.service.ask(CONTACTS[0], TARGET) == []
 
-    async def story(world: World) -> None:
-        assert len(await world.service.ask(CONTACTS[0], TARGET)) == 20
-        world.silent.append(CONTACTS[0].node_id)
-        assert await world.service.ask(CONTACTS[0], TARGET) == []
-
-        waiting = asyncio.create_task(world.service.ask(CONTACTS[1], TARGET), name="ask")
-        await asyncio.sleep(0)
-        (call,) = world.recorder.calls
-        world.recorder.calls.clear()
-        call.on_result(Nodes(pack_contact(CONTACTS[2]) + b"cut off", b""))
-        assert await waiting == [CONTACTS[2]]
-        assert world.recorder.counters["malformed_contacts"] == 1
-
-    with_world(story, CONTACTS)
+    waiting = asyncio.create_task(world.service.ask(CONTACTS[1], TARGET), name="ask")
+    await asyncio.sleep(0)
+    (call,) = world.recorder.calls
+    world.recorder.calls.clear()
+    call.on_result(Nodes(pack_contact(CONTACTS[2]) + b"cut off", b""))
+    assert await waiting == [CONTACTS[2]]
+    assert world.recorder.counters["malformed_contacts"] == 1
 
 
-def test_the_last_lookups_are_remembered_as_they_were() -> None:
+@played_by(with_world, CONTACTS)
+async def test_the_last_lookups_are_remembered_as_they_were(world: World) -> None:
     """`RECENT` of them, the newest last, with the target and the cost of each."""
-
-    async def story(world: World) -> None:
-        targets = [bytes([number]) * 20 for number in range(1, RECENT + 4)]
-        costs = []
-        for target in targets:
-            before, at = len(world.answered), asyncio.get_running_loop().time()
-            await world.service.find(target, CONTACTS[:1])
-            costs.append((len(world.answered) - before, asyncio.get_running_loop().time() - at))
-        recent = world.service.recent
-        assert [finished.target for finished in recent] == targets[-RECENT:]
-        assert [(finished.queries, finished.seconds) for finished in recent] == costs[-RECENT:]
-        assert {finished.rounds for finished in recent} <= {1, 2, 3}
-        assert world.service.most_asked(targets[0]) is None, "it is not among the recent ones"
-        await world.service.find(targets[-1])
-        assert world.service.most_asked(targets[-1]) == costs[-1][0] > 0, "the second had nobody to ask"
-
-    with_world(story, CONTACTS)
+    targets = [bytes([number]) * 20 for number in range(1, RECENT + 4)]
+    costs = []
+    for target in targets:
+        before, at = len(world.answered), asyncio.get_running_loop().time()
+        await world.service.find(target, CONTACTS[:1])
+        costs.append((len(world.answered) - before, asyncio.get_running_loop().time() - at))
+    recent = world.service.recent
+    assert [finished.target for finished in recent] == targets[-RECENT:]
+    assert [(finished.queries, finished.seconds) for finished in recent] == costs[-RECENT:]
+    assert {finished.rounds for finished in recent} <= {1, 2, 3}
+    assert world.service.most_asked(targets[0]) is None, "it is not among the recent ones"
+    await world.service.find(targets[-1])
+    assert world.service.most_asked(targets[-1]) == costs[-1][0] > 0, "the second had nobody to ask"

@@ -22,6 +22,7 @@ from p2pnode.overlay.peers import Activity, Contact, PeerChange
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.overlay_draws import draw_naively, draw_with_truth, judge
 
 OWN, *OTHERS = ids(301)
@@ -108,241 +109,196 @@ async def for_a_while(work: Coroutine[Any, Any, None], seconds: float) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def test_a_small_swarm_is_counted_and_a_large_one_bounded_until_the_first_lookup() -> None:
+@played_by(play)
+async def test_a_small_swarm_is_counted_and_a_large_one_bounded_until_the_first_lookup() -> None:
     """Up to k nodes are counted; beyond, the known peers are a lower bound."""
-
-    async def story() -> None:
-        assert World(OTHERS[: K - 1]).sampler.population() == Population(20.0, 20.0, 20.0, True, 0, 20.0)
-        assert World(OTHERS[:K]).sampler.population() == Population(21.0, 20.0, 84.0, False, 0)
-
-    play(story)
+    assert World(OTHERS[: K - 1]).sampler.population() == Population(20.0, 20.0, 20.0, True, 0, 20.0)
+    assert World(OTHERS[:K]).sampler.population() == Population(21.0, 20.0, 84.0, False, 0)
 
 
-def test_lookups_estimate_the_swarm_and_fill_the_pool() -> None:
+@played_by(play)
+async def test_lookups_estimate_the_swarm_and_fill_the_pool() -> None:
     """The true size is in the interval, the pool has no own id, and the pool is reported."""
-
-    async def story() -> None:
-        world = World(OTHERS[:30])
-        for _ in range(200):
-            await world.sampler.sample_once()
-            assert OWN not in world.sampler.pool.ids()
-        population = world.sampler.population()
-        assert population.low <= 301 <= population.high
-
-        pool = world.sampler.report()
-        assert (pool.balls, pool.pool) == (world.sampler.pool.balls, len(world.sampler.pool.ids()))
-        assert pool.balls > 0
-
-    play(story)
-
-
-def test_a_lookup_cut_off_is_no_evidence() -> None:
-    """Fewer than k nodes do not mean that the swarm has so few."""
-
-    async def story() -> None:
-        world = World(OTHERS[:30])
-        lookups: Any = world.sampler._lookups
-
-        async def cut_off(_target: bytes) -> list[Contact]:
-            return [Contact(OTHERS[0], HERE)]
-
-        lookups.find = cut_off
+    world = World(OTHERS[:30])
+    for _ in range(200):
         await world.sampler.sample_once()
-        assert world.sampler.estimator.estimate(world.environment.clock.monotonic()) is None
+        assert OWN not in world.sampler.pool.ids()
+    population = world.sampler.population()
+    assert population.low <= 301 <= population.high
 
-    play(story)
+    pool = world.sampler.report()
+    assert (pool.balls, pool.pool) == (world.sampler.pool.balls, len(world.sampler.pool.ids()))
+    assert pool.balls > 0
 
 
-def test_workers_are_the_nodes_that_train_or_are_ready() -> None:
+@played_by(play)
+async def test_a_lookup_cut_off_is_no_evidence() -> None:
+    """Fewer than k nodes do not mean that the swarm has so few."""
+    world = World(OTHERS[:30])
+    lookups: Any = world.sampler._lookups
+
+    async def cut_off(_target: bytes) -> list[Contact]:
+        return [Contact(OTHERS[0], HERE)]
+
+    lookups.find = cut_off
+    await world.sampler.sample_once()
+    assert world.sampler.estimator.estimate(world.environment.clock.monotonic()) is None
+
+
+@played_by(play)
+async def test_workers_are_the_nodes_that_train_or_are_ready() -> None:
     """Counted in a small swarm, this node included if it trains; at least 1."""
-
-    async def story() -> None:
-        world = World(OTHERS[:3])
-        world.meet(OTHERS[3], Activity.READY)
-        world.meet(OTHERS[4], Activity.PAUSED)
-        assert world.sampler.workers() == 4.0
-        world.local.announce(activity=Activity.TRAINING)
-        assert world.sampler.workers() == 5.0
-        assert World([], activity=Activity.PAUSED).sampler.workers() == 1.0
-
-    play(story)
+    world = World(OTHERS[:3])
+    world.meet(OTHERS[3], Activity.READY)
+    world.meet(OTHERS[4], Activity.PAUSED)
+    assert world.sampler.workers() == 4.0
+    world.local.announce(activity=Activity.TRAINING)
+    assert world.sampler.workers() == 5.0
+    assert World([], activity=Activity.PAUSED).sampler.workers() == 1.0
 
 
-def test_a_long_first_step_is_work() -> None:
+@played_by(play)
+async def test_a_long_first_step_is_work() -> None:
     """A peer whose first step takes longer than a stall counts until that is known; one that stands still later does
     not. Otherwise the first deltas of all would weigh as if each were alone."""
-
-    async def story() -> None:
-        world = World([])
+    world = World([])
+    world.meet(OTHERS[0], Activity.TRAINING)
+    world.meet(OTHERS[1], Activity.TRAINING, step=3, step_seconds=0.5)
+    assert world.sampler.workers() == 2.0
+    for _ in range(4):
+        await asyncio.sleep(5.0)
         world.meet(OTHERS[0], Activity.TRAINING)
         world.meet(OTHERS[1], Activity.TRAINING, step=3, step_seconds=0.5)
-        assert world.sampler.workers() == 2.0
-        for _ in range(4):
-            await asyncio.sleep(5.0)
-            world.meet(OTHERS[0], Activity.TRAINING)
-            world.meet(OTHERS[1], Activity.TRAINING, step=3, step_seconds=0.5)
-        assert world.sampler.workers() == 1.0
-        world.local.announce(activity=Activity.TRAINING)
-        assert world.sampler.workers() == 2.0
-
-    play(story)
+    assert world.sampler.workers() == 1.0
+    world.local.announce(activity=Activity.TRAINING)
+    assert world.sampler.workers() == 2.0
 
 
-def test_workers_of_a_large_swarm_are_the_share_of_the_pool_times_the_estimate() -> None:
+@played_by(play)
+async def test_workers_of_a_large_swarm_are_the_share_of_the_pool_times_the_estimate() -> None:
     """With half of the known pool in training, about half of the estimate trains."""
-
-    async def story() -> None:
-        world = World([])
-        for number, node_id in enumerate(OTHERS):
-            world.meet(node_id, Activity.TRAINING if number % 2 else Activity.PAUSED)
-        for _ in range(64):
-            await world.sampler.sample_once()
-        share = world.sampler.workers() / world.sampler.population().estimate
-        assert share == pytest.approx(0.5, abs=0.12)
-
-    play(story)
+    world = World([])
+    for number, node_id in enumerate(OTHERS):
+        world.meet(node_id, Activity.TRAINING if number % 2 else Activity.PAUSED)
+    for _ in range(64):
+        await world.sampler.sample_once()
+    share = world.sampler.workers() / world.sampler.population().estimate
+    assert share == pytest.approx(0.5, abs=0.12)
 
 
-def test_samples_have_only_peers_that_count_and_are_not_suspected() -> None:
+@played_by(play)
+async def test_samples_have_only_peers_that_count_and_are_not_suspected() -> None:
     """All known peers in a small swarm; without replacement."""
+    world = World(OTHERS[:6])
+    world.meet(OTHERS[6], Activity.PAUSED)
+    world.suspects.append(OTHERS[0])
+    drawn = [peer.node_id for peer in world.sampler.sample(50)]
 
-    async def story() -> None:
-        world = World(OTHERS[:6])
-        world.meet(OTHERS[6], Activity.PAUSED)
-        world.suspects.append(OTHERS[0])
-        drawn = [peer.node_id for peer in world.sampler.sample(50)]
-
-        assert sorted(drawn) == sorted(OTHERS[1:6])
-        assert len(world.sampler.sample(2)) == 2
-
-    play(story)
+    assert sorted(drawn) == sorted(OTHERS[1:6])
+    assert len(world.sampler.sample(2)) == 2
 
 
-def test_a_pool_that_is_not_full_yet_is_completed_from_the_known_peers() -> None:
+@played_by(play)
+async def test_a_pool_that_is_not_full_yet_is_completed_from_the_known_peers() -> None:
     """A node that just joined a large swarm can sample at once, and never draws a peer twice."""
+    world = World(OTHERS[:40])
+    world.sampler.pool.add(OTHERS[:3], world.environment.clock.monotonic(), 12)
+    drawn = [peer.node_id for peer in world.sampler.sample(10)]
 
-    async def story() -> None:
-        world = World(OTHERS[:40])
-        world.sampler.pool.add(OTHERS[:3], world.environment.clock.monotonic(), 12)
-        drawn = [peer.node_id for peer in world.sampler.sample(10)]
-
-        assert len(drawn) == len(set(drawn)) == 10
-
-    play(story)
+    assert len(drawn) == len(set(drawn)) == 10
 
 
-def test_nodes_that_are_gone_leave_the_pool() -> None:
+@played_by(play)
+async def test_nodes_that_are_gone_leave_the_pool() -> None:
     """Those that are suspected stay."""
+    world = World(OTHERS[:40])
+    world.sampler.pool.add(OTHERS[:3], world.environment.clock.monotonic(), 12)
+    for node_id, kind in ((OTHERS[0], "dead"), (OTHERS[1], "left"), (OTHERS[2], "suspect")):
+        for callback in world.changed:
+            callback(PeerChange(node_id, kind))  # type: ignore[arg-type]
 
-    async def story() -> None:
-        world = World(OTHERS[:40])
-        world.sampler.pool.add(OTHERS[:3], world.environment.clock.monotonic(), 12)
-        for node_id, kind in ((OTHERS[0], "dead"), (OTHERS[1], "left"), (OTHERS[2], "suspect")):
-            for callback in world.changed:
-                callback(PeerChange(node_id, kind))  # type: ignore[arg-type]
-
-        assert world.sampler.pool.ids() == [OTHERS[2]]
-
-    play(story)
+    assert world.sampler.pool.ids() == [OTHERS[2]]
 
 
-def test_a_small_swarm_compares_contacts_and_looks_nothing_up() -> None:
+@played_by(play)
+async def test_a_small_swarm_compares_contacts_and_looks_nothing_up() -> None:
     """Contacts that are unknown here are verified; known ones are not. A member that does not answer is not asked."""
+    world = World(OTHERS[:4])
+    world.helpers[OTHERS[3]] = Contact(OTHERS[0], HERE)
+    world.told = [Contact(OTHERS[0], HERE), Contact(OTHERS[9], HERE)]
+    await for_a_while(world.sampler.keep_sampling(), 3.0)
+    assert set(world.verified) == {OTHERS[9]}
+    assert world.lookups == 0
+    often = world.asked
 
-    async def story() -> None:
-        world = World(OTHERS[:4])
-        world.helpers[OTHERS[3]] = Contact(OTHERS[0], HERE)
-        world.told = [Contact(OTHERS[0], HERE), Contact(OTHERS[9], HERE)]
-        await for_a_while(world.sampler.keep_sampling(), 3.0)
-        assert set(world.verified) == {OTHERS[9]}
-        assert world.lookups == 0
-        often = world.asked
-
-        world.told = []
-        await for_a_while(world.sampler.keep_sampling(), 30.0)
-        assert world.asked - often < 5 + 30 / 3
-        assert often >= 6
-
-    play(story)
+    world.told = []
+    await for_a_while(world.sampler.keep_sampling(), 30.0)
+    assert world.asked - often < 5 + 30 / 3
+    assert often >= 6
 
 
-def test_who_has_named_a_node_has_an_address_even_if_it_is_gone_since() -> None:
+@played_by(play)
+async def test_who_has_named_a_node_has_an_address_even_if_it_is_gone_since() -> None:
     """It is removed while it answers: what was known of it must not be read afterwards."""
-
-    async def story() -> None:
-        world = World(OTHERS[:1])
-        world.told, world.ends_when_asked = [Contact(OTHERS[9], HERE)], True
-        await for_a_while(world.sampler.keep_sampling(), 0.1)
-        assert world.named_by == [Contact(OTHERS[0], HERE)]
-
-    play(story)
+    world = World(OTHERS[:1])
+    world.told, world.ends_when_asked = [Contact(OTHERS[9], HERE)], True
+    await for_a_while(world.sampler.keep_sampling(), 0.1)
+    assert world.named_by == [Contact(OTHERS[0], HERE)]
 
 
-def test_the_pool_grows_for_large_samples_and_slow_lookups_are_spaced() -> None:
+@played_by(play)
+async def test_the_pool_grows_for_large_samples_and_slow_lookups_are_spaced() -> None:
     """The number of balls is bounded; a pause is at least four times as long as the lookup before it."""
+    world = World(OTHERS[:40])
+    world.lookup_s = 2.0
+    await for_a_while(world.sampler.keep_sampling(), 100.0)
+    assert world.lookups <= 1 + 100.0 / (2.0 + 0.75 * 2.0 * MIN_PAUSE_PER_LOOKUP)
 
-    async def story() -> None:
-        world = World(OTHERS[:40])
-        world.lookup_s = 2.0
-        await for_a_while(world.sampler.keep_sampling(), 100.0)
-        assert world.lookups <= 1 + 100.0 / (2.0 + 0.75 * 2.0 * MIN_PAUSE_PER_LOOKUP)
-
-        before = world.sampler._steady_s()
-        world.sampler.sample(40)
-        assert world.sampler._steady_s() < before
-        world.sampler.sample(10_000)
-        assert world.sampler._balls_wanted == MAX_BALLS
-
-    play(story)
+    before = world.sampler._steady_s()
+    world.sampler.sample(40)
+    assert world.sampler._steady_s() < before
+    world.sampler.sample(10_000)
+    assert world.sampler._balls_wanted == MAX_BALLS
 
 
 @pytest.mark.parametrize("known", [2, 60])
-def test_a_node_that_came_before_its_neighbours_looks_up_its_id_until_they_have_been_asked(known: int) -> None:
+@played_by(play)
+async def test_a_node_that_came_before_its_neighbours_looks_up_its_id_until_they_have_been_asked(*, known: int) -> None:
     """The first of many that join at one moment asked hardly anyone: it looks again once it hears of more than k
     nodes, or has met them, and not when that lookup is under way or has asked k."""
+    for asked_near, expected in ((2, True), (None, False), (K - 1, False)):
+        world = World(OTHERS[:known])
+        world.asked_near = asked_near
+        world.told = [Contact(node_id, HERE) for node_id in OTHERS[: 2 * K]]
+        await for_a_while(world.sampler.keep_sampling(), 1.2)
+        assert (OWN in world.targets) == expected
+        assert world.verified == [], "it does not meet the contacts of one node, but its own neighbours"
 
-    async def story() -> None:
-        for asked_near, expected in ((2, True), (None, False), (K - 1, False)):
-            world = World(OTHERS[:known])
-            world.asked_near = asked_near
-            world.told = [Contact(node_id, HERE) for node_id in OTHERS[: 2 * K]]
-            await for_a_while(world.sampler.keep_sampling(), 1.2)
-            assert (OWN in world.targets) == expected
-            assert world.verified == [], "it does not meet the contacts of one node, but its own neighbours"
-
-            world.asked_near, world.targets = K - 1, []
-            await for_a_while(world.sampler.keep_sampling(), 1.2)
-            assert OWN not in world.targets
-
-    play(story)
+        world.asked_near, world.targets = K - 1, []
+        await for_a_while(world.sampler.keep_sampling(), 1.2)
+        assert OWN not in world.targets
 
 
 @pytest.mark.parametrize("known", [2, 60])
-def test_lookups_of_the_own_id_are_spaced_when_they_take_long(known: int) -> None:
+@played_by(play)
+async def test_lookups_of_the_own_id_are_spaced_when_they_take_long(*, known: int) -> None:
     """On an overloaded loop a lookup takes two seconds: the next comes eight seconds after it, at the earliest."""
-
-    async def story() -> None:
-        world = World(OTHERS[:known])
-        world.asked_near, world.lookup_s = 2, 2.0
-        world.told = [Contact(node_id, HERE) for node_id in OTHERS[: 2 * K]]
-        seconds = 60.0
-        await for_a_while(world.sampler.keep_sampling(), seconds)
-        assert 3 <= world.targets.count(OWN) <= seconds / (2.0 * (1 + MIN_PAUSE_PER_LOOKUP)) + 1
-
-    play(story)
+    world = World(OTHERS[:known])
+    world.asked_near, world.lookup_s = 2, 2.0
+    world.told = [Contact(node_id, HERE) for node_id in OTHERS[: 2 * K]]
+    seconds = 60.0
+    await for_a_while(world.sampler.keep_sampling(), seconds)
+    assert 3 <= world.targets.count(OWN) <= seconds / (2.0 * (1 + MIN_PAUSE_PER_LOOKUP)) + 1
 
 
-def test_a_small_swarm_is_not_looked_up_again() -> None:
+@played_by(play)
+async def test_a_small_swarm_is_not_looked_up_again() -> None:
     """A node that asked two others and hears of no more than k has found all there are."""
-
-    async def story() -> None:
-        world = World(OTHERS[:2])
-        world.asked_near = 2
-        world.told = [Contact(node_id, HERE) for node_id in OTHERS[:2]]
-        await for_a_while(world.sampler.keep_sampling(), 30.0)
-        assert world.lookups == 0
-
-    play(story)
+    world = World(OTHERS[:2])
+    world.asked_near = 2
+    world.told = [Contact(node_id, HERE) for node_id in OTHERS[:2]]
+    await for_a_while(world.sampler.keep_sampling(), 30.0)
+    assert world.lookups == 0
 
 
 @pytest.mark.promise(9)

@@ -16,6 +16,7 @@ from p2pnode.overlay.kademlia.messages import Ping, Result
 from p2pnode.overlay.peers import Contact
 from tests.harness.environment.simulated import SeededEntropy, VirtualClock
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.stories import played_by
 
 PEER = Contact(b"p" * 20, Address("10.0.0.1", 8468))
 
@@ -59,142 +60,119 @@ def play(story: Callable[[World], Awaitable[None]]) -> None:
     VirtualLoop().run(run())
 
 
-def test_a_silent_peer_gets_one_retry_under_a_new_message_id() -> None:
+@played_by(play)
+async def test_a_silent_peer_gets_one_retry_under_a_new_message_id(world: World) -> None:
     """The retry goes out after the first wait, the call is given up after the second, and nothing stays behind."""
-
-    async def story(world: World) -> None:
-        pending = world.start(0.2, 0.3)
-        await asyncio.sleep(1.0)
-        assert [at - world.began_s for _, at in world.sent] == pytest.approx([0.0, 0.2])
-        assert len({message_id for message_id, _ in world.sent}) == 2
-        assert [each for each, _ in world.given_up] == [pending]
-        assert world.given_up[0][1] - world.began_s == pytest.approx(0.5)
-        assert (len(world.table), world.table.waiting) == (0, 0)
-        assert world.counters == {"retries": 1, "timeouts": 1}
-
-    play(story)
+    pending = world.start(0.2, 0.3)
+    await asyncio.sleep(1.0)
+    assert [at - world.began_s for _, at in world.sent] == pytest.approx([0.0, 0.2])
+    assert len({message_id for message_id, _ in world.sent}) == 2
+    assert [each for each, _ in world.given_up] == [pending]
+    assert world.given_up[0][1] - world.began_s == pytest.approx(0.5)
+    assert (len(world.table), world.table.waiting) == (0, 0)
+    assert world.counters == {"retries": 1, "timeouts": 1}
 
 
-def test_an_answer_to_either_try_settles_the_call() -> None:
+@played_by(play)
+async def test_an_answer_to_either_try_settles_the_call(world: World) -> None:
     """Both message ids lead to the call; once it is settled neither does, and no time-out follows."""
-
-    async def story(world: World) -> None:
-        pending = world.start(0.2, 0.3)
-        await asyncio.sleep(0.25)
-        assert [world.table.get(message_id) for message_id, _ in world.sent] == [pending, pending]
-        assert (len(world.table), world.table.waiting) == (2, 1)
-        world.table.settle(pending)
-        assert [world.table.get(message_id) for message_id, _ in world.sent] == [None, None]
-        await asyncio.sleep(1.0)
-        assert not world.given_up
-
-    play(story)
+    pending = world.start(0.2, 0.3)
+    await asyncio.sleep(0.25)
+    assert [world.table.get(message_id) for message_id, _ in world.sent] == [pending, pending]
+    assert (len(world.table), world.table.waiting) == (2, 1)
+    world.table.settle(pending)
+    assert [world.table.get(message_id) for message_id, _ in world.sent] == [None, None]
+    await asyncio.sleep(1.0)
+    assert not world.given_up
 
 
-def test_a_late_answer_finds_its_call_once_and_the_time_of_its_try() -> None:
+@played_by(play)
+async def test_a_late_answer_finds_its_call_once_and_the_time_of_its_try(world: World) -> None:
     """The call given up is found by the id of the try that was answered; calls that measure nothing are not kept."""
-
-    async def story(world: World) -> None:
-        pending = world.start(0.2, 0.3)
-        await asyncio.sleep(1.0)
-        (first, first_s), (second, second_s) = world.sent
-        assert world.table.take_late(second) == (pending, second_s)
-        assert world.table.take_late(second) == (None, 0.0)
-        assert world.table.take_late(first) == (pending, first_s)
-        world.start(0.2, 0.0, timed=False)
-        await asyncio.sleep(1.0)
-        assert world.table.take_late(world.sent[-1][0]) == (None, 0.0)
-
-    play(story)
+    pending = world.start(0.2, 0.3)
+    await asyncio.sleep(1.0)
+    (first, first_s), (second, second_s) = world.sent
+    assert world.table.take_late(second) == (pending, second_s)
+    assert world.table.take_late(second) == (None, 0.0)
+    assert world.table.take_late(first) == (pending, first_s)
+    world.start(0.2, 0.0, timed=False)
+    await asyncio.sleep(1.0)
+    assert world.table.take_late(world.sent[-1][0]) == (None, 0.0)
 
 
-def test_a_late_call_keeps_nothing_alive_and_is_forgotten_with_time() -> None:
+@played_by(play)
+async def test_a_late_call_keeps_nothing_alive_and_is_forgotten_with_time(world: World) -> None:
     """What waited for the answer, often a whole lookup, goes when the call is given up; the call itself goes after
     `LATE_S`, whether others are given up meanwhile or not."""
 
     class Waiting:
         def on_result(self, _: Result | None) -> None: ...
 
-    async def story(world: World) -> None:
-        waiting = Waiting()
-        gone = weakref.ref(waiting)
-        call = PendingCall(PEER, Ping(), waiting.on_result, lambda: None, 0.3, True, False, True)
-        world.table.start(call, 0.2, world.clock.monotonic())
-        del waiting, call
-        await asyncio.sleep(0.4)
-        assert gone() is not None
-        await asyncio.sleep(0.6)
-        assert world.table.late == 2
-        world.given_up.clear()
-        assert gone() is None
-        await asyncio.sleep(calls.LATE_S)
-        answered = world.start(0.2, 0.3)
-        world.table.settle(answered)
-        await asyncio.sleep(1.0)
-        assert world.table.late == 0
-
-    play(story)
+    waiting = Waiting()
+    gone = weakref.ref(waiting)
+    call = PendingCall(PEER, Ping(), waiting.on_result, lambda: None, 0.3, True, False, True)
+    world.table.start(call, 0.2, world.clock.monotonic())
+    del waiting, call
+    await asyncio.sleep(0.4)
+    assert gone() is not None
+    await asyncio.sleep(0.6)
+    assert world.table.late == 2
+    world.given_up.clear()
+    assert gone() is None
+    await asyncio.sleep(calls.LATE_S)
+    answered = world.start(0.2, 0.3)
+    world.table.settle(answered)
+    await asyncio.sleep(1.0)
+    assert world.table.late == 0
 
 
-def test_late_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(play)
+async def test_late_calls_are_bounded(world: World, *, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest late calls are dropped beyond the limit."""
     monkeypatch.setattr(calls, "MAX_LATE_CALLS", 2)
-
-    async def story(world: World) -> None:
-        for _ in range(3):
-            world.start(0.2, 0.0)
-            await asyncio.sleep(0.3)
-        late = [world.table.take_late(message_id)[0] for message_id, _ in world.sent]
-        assert late[0] is None
-        assert None not in late[1:]
-
-    play(story)
-
-
-def test_a_busy_loop_extends_the_wait_once() -> None:
-    """A timer that fires 0.1 s late is no time-out yet; the call is given up after one short extension."""
-
-    async def story(world: World) -> None:
+    for _ in range(3):
         world.start(0.2, 0.0)
-        world.clock.lag_s = 0.1
-        await asyncio.sleep(0.21)
-        assert not world.given_up
-        await asyncio.sleep(calls.EXCUSABLE_LAG_S)
-        assert len(world.given_up) == 1
-
-    play(story)
+        await asyncio.sleep(0.3)
+    late = [world.table.take_late(message_id)[0] for message_id, _ in world.sent]
+    assert late[0] is None
+    assert None not in late[1:]
 
 
-def test_close_returns_each_waiting_call_once() -> None:
+@played_by(play)
+async def test_a_busy_loop_extends_the_wait_once(world: World) -> None:
+    """A timer that fires 0.1 s late is no time-out yet; the call is given up after one short extension."""
+    world.start(0.2, 0.0)
+    world.clock.lag_s = 0.1
+    await asyncio.sleep(0.21)
+    assert not world.given_up
+    await asyncio.sleep(calls.EXCUSABLE_LAG_S)
+    assert len(world.given_up) == 1
+
+
+@played_by(play)
+async def test_close_returns_each_waiting_call_once(world: World) -> None:
     """A call with a retry under way stands twice in the table and is returned once; its timer is cancelled."""
-
-    async def story(world: World) -> None:
-        one = world.start(0.2, 0.3)
-        await asyncio.sleep(0.25)
-        other = world.start(0.2, 0.3)
-        closed = world.table.close()
-        assert closed == [one, other]
-        await asyncio.sleep(1.0)
-        assert not world.given_up
-
-    play(story)
+    one = world.start(0.2, 0.3)
+    await asyncio.sleep(0.25)
+    other = world.start(0.2, 0.3)
+    closed = world.table.close()
+    assert closed == [one, other]
+    await asyncio.sleep(1.0)
+    assert not world.given_up
 
 
-def test_a_proof_is_awaited_until_the_call_is_answered_or_given_up() -> None:
+@played_by(play)
+async def test_a_proof_is_awaited_until_the_call_is_answered_or_given_up(world: World) -> None:
     """By id and address, and through the retry; a call that demands none awaits none."""
-
-    async def story(world: World) -> None:
-        pending = PendingCall(PEER, Ping(), lambda _: None, None, 0.5, True, True, True)
-        world.table.start(pending, 0.5, world.clock.monotonic())
-        other = Contact(PEER.node_id, Address("10.0.0.2", 8468))
-        assert (world.table.awaits_proof(PEER), world.table.awaits_proof(other)) == (True, False)
-        await asyncio.sleep(0.7)
-        assert len(world.sent) == 2
-        assert world.table.awaits_proof(PEER)
-        await asyncio.sleep(0.5)
-        assert world.given_up
-        assert not world.table.awaits_proof(PEER)
-        world.start(1.0, 0.0)
-        assert not world.table.awaits_proof(PEER)
-
-    play(story)
+    pending = PendingCall(PEER, Ping(), lambda _: None, None, 0.5, True, True, True)
+    world.table.start(pending, 0.5, world.clock.monotonic())
+    other = Contact(PEER.node_id, Address("10.0.0.2", 8468))
+    assert (world.table.awaits_proof(PEER), world.table.awaits_proof(other)) == (True, False)
+    await asyncio.sleep(0.7)
+    assert len(world.sent) == 2
+    assert world.table.awaits_proof(PEER)
+    await asyncio.sleep(0.5)
+    assert world.given_up
+    assert not world.table.awaits_proof(PEER)
+    world.start(1.0, 0.0)
+    assert not world.table.awaits_proof(PEER)

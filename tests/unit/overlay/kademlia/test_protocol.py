@@ -19,6 +19,7 @@ from p2pnode.overlay.peer_table import PeerTable
 from p2pnode.overlay.peers import Contact, Heartbeat, Peer
 from tests.harness.environment.simulated import SeededEntropy, make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.stories import played_by
 
 TAG = b"swarmtag"
 
@@ -123,150 +124,141 @@ async def ask(protocol: SwarmProtocol, contact: Contact, **options: Any) -> Resu
     return await waiting
 
 
-def test_an_unknown_contact_proves_its_id_and_both_sides_report_events() -> None:
+@played_by(play)
+async def test_an_unknown_contact_proves_its_id_and_both_sides_report_events(
+    _: Network, one: SwarmProtocol, two: SwarmProtocol
+) -> None:
     """The callee reports a request, the caller a proven response; gossip of both datagrams is reported."""
-
-    async def story(_: Network, one: SwarmProtocol, two: SwarmProtocol) -> None:
-        one.queue.put(Gossip(1, b"x" * 20, 1), 2)
-        two.queue.put(Gossip(1, b"y" * 20, 1), 2)
-        assert await ask(one, Contact(TWO.node_id, HOME)) == Pong()
-        assert events(two) == [("request", ONE.node_id), ("gossip", b"x" * 20, ONE.node_id)]
-        assert events(one) == [("response", TWO.node_id, True), ("gossip", b"y" * 20, TWO.node_id)]
-        assert two.counters["proofs_made"] == 1
-
-    play(story)
+    one.queue.put(Gossip(1, b"x" * 20, 1), 2)
+    two.queue.put(Gossip(1, b"y" * 20, 1), 2)
+    assert await ask(one, Contact(TWO.node_id, HOME)) == Pong()
+    assert events(two) == [("request", ONE.node_id), ("gossip", b"x" * 20, ONE.node_id)]
+    assert events(one) == [("response", TWO.node_id, True), ("gossip", b"y" * 20, TWO.node_id)]
+    assert two.counters["proofs_made"] == 1
 
 
-def test_a_peer_at_its_known_address_needs_no_proof() -> None:
+@played_by(play)
+async def test_a_peer_at_its_known_address_needs_no_proof(_: Network, one: SwarmProtocol, two: SwarmProtocol) -> None:
     """No signature is made, unless the caller requires it."""
-
-    async def story(_: Network, one: SwarmProtocol, two: SwarmProtocol) -> None:
-        one._peers.table.observe(Heartbeat(TWO.node_id, 1, 1, 8468), HOME.host, 0.0)  # type: ignore[attr-defined]
-        await ask(one, Contact(TWO.node_id, HOME))
-        assert (events(one), two.counters["proofs_made"]) == ([("response", TWO.node_id, False)], 0)
-        await ask(one, Contact(TWO.node_id, HOME), require_proof=True)
-        assert two.counters["proofs_made"] == 1
-
-    play(story)
+    one._peers.table.observe(Heartbeat(TWO.node_id, 1, 1, 8468), HOME.host, 0.0)  # type: ignore[attr-defined]
+    await ask(one, Contact(TWO.node_id, HOME))
+    assert (events(one), two.counters["proofs_made"]) == ([("response", TWO.node_id, False)], 0)
+    await ask(one, Contact(TWO.node_id, HOME), require_proof=True)
+    assert two.counters["proofs_made"] == 1
 
 
 @pytest.mark.parametrize("counts", [True, False])
-def test_a_time_out_is_an_event_where_it_counts_as_failure(counts: bool) -> None:
+@played_by(play)
+async def test_a_time_out_is_an_event_where_it_counts_as_failure(
+    network: Network, one: SwarmProtocol, _: SwarmProtocol, *, counts: bool
+) -> None:
     """After the retry the result is None."""
-
-    async def story(network: Network, one: SwarmProtocol, _: SwarmProtocol) -> None:
-        network.lose = True
-        assert await ask(one, Contact(TWO.node_id, HOME), counts_as_failure=counts) is None
-        assert events(one) == ([("timeout", TWO.node_id)] if counts else [])
-        assert (one.counters["retries"], one.counters["timeouts"]) == (1, 1)
-
-    play(story)
+    network.lose = True
+    assert await ask(one, Contact(TWO.node_id, HOME), counts_as_failure=counts) is None
+    assert events(one) == ([("timeout", TWO.node_id)] if counts else [])
+    assert (one.counters["retries"], one.counters["timeouts"]) == (1, 1)
 
 
-def test_no_gossip_is_spent_on_a_node_that_probably_hears_nothing() -> None:
+@played_by(play)
+async def test_no_gossip_is_spent_on_a_node_that_probably_hears_nothing(
+    network: Network, one: SwarmProtocol, two: SwarmProtocol
+) -> None:
     """A piece goes out a bounded number of times: none of them to a suspect, or with a retry."""
     news = Gossip(1, b"x" * 20, 1)
-
-    async def story(network: Network, one: SwarmProtocol, two: SwarmProtocol) -> None:
-        one.queue.put(news, 2)
-        heard = ("gossip", news.node_id, ONE.node_id)
-        one._peers.doubtful.add(TWO.node_id)  # type: ignore[attr-defined]
-        assert await ask(one, Contact(TWO.node_id, HOME)) == Pong()
-        assert heard not in events(two)
-        one._peers.doubtful.clear()  # type: ignore[attr-defined]
-        network.lose = True
-        assert await ask(one, Contact(TWO.node_id, HOME)) is None
-        assert one.counters["retries"] == 1
-        network.lose = False
-        given: list[Gossip] = []
-        while pieces := one.queue.take():
-            given += pieces
-        assert given == [news] * (RETRANSMIT - 1), "the first try of the last call took one"
-        one.queue.put(news, 2)
-        assert await ask(one, Contact(TWO.node_id, HOME)) == Pong()
-        assert heard in events(two)
-
-    play(story)
+    one.queue.put(news, 2)
+    heard = ("gossip", news.node_id, ONE.node_id)
+    one._peers.doubtful.add(TWO.node_id)  # type: ignore[attr-defined]
+    assert await ask(one, Contact(TWO.node_id, HOME)) == Pong()
+    assert heard not in events(two)
+    one._peers.doubtful.clear()  # type: ignore[attr-defined]
+    network.lose = True
+    assert await ask(one, Contact(TWO.node_id, HOME)) is None
+    assert one.counters["retries"] == 1
+    network.lose = False
+    given: list[Gossip] = []
+    while pieces := one.queue.take():
+        given += pieces
+    assert given == [news] * (RETRANSMIT - 1), "the first try of the last call took one"
+    one.queue.put(news, 2)
+    assert await ask(one, Contact(TWO.node_id, HOME)) == Pong()
+    assert heard in events(two)
 
 
-def test_datagrams_that_are_not_ours_are_counted_by_reason() -> None:
+@played_by(play)
+async def test_datagrams_that_are_not_ours_are_counted_by_reason(
+    _: Network, one: SwarmProtocol, _two: SwarmProtocol
+) -> None:
     """Junk, another swarm, an id that is not the sealed one, an answer to nothing, an unknown procedure."""
+    theirs = Heartbeat(TWO.node_id, 1, 1, 8468)
 
-    async def story(_: Network, one: SwarmProtocol, _two: SwarmProtocol) -> None:
-        theirs = Heartbeat(TWO.node_id, 1, 1, 8468)
+    def request(tag: bytes = TAG, body: messages.Call = Ping()) -> bytes:  # noqa: B008
+        return messages.encode(messages.REQUEST, b"m" * 20, messages.encode_head(tag, theirs), body)
 
-        def request(tag: bytes = TAG, body: messages.Call = Ping()) -> bytes:  # noqa: B008
-            return messages.encode(messages.REQUEST, b"m" * 20, messages.encode_head(tag, theirs), body)
-
-        answer = messages.encode(messages.RESPONSE, b"m" * 20, messages.encode_head(TAG, theirs), Pong())
-        for datagram, source, reason in [
-            (b"junk", HOME, "dropped_short"),
-            (request(b"otherone"), HOME, "dropped_other_swarm"),
-            (request(), NodeAddress.of(HOME, THREE.node_id), "dropped_in_anothers_name"),
-            (answer, HOME, "dropped_unasked"),
-            (request(body=FindNode(b"t" * 20)), HOME, "dropped_no_procedure"),
-        ]:
-            one.datagram_received(datagram, source)
-            assert one.counters[reason] == 1, reason
-        one.set_heartbeat(Heartbeat(ONE.node_id, 1, 1, 8468), None)
-        one.datagram_received(request(), HOME)
-        assert one.counters["dropped_no_swarm"] == 1
-
-    play(story)
+    answer = messages.encode(messages.RESPONSE, b"m" * 20, messages.encode_head(TAG, theirs), Pong())
+    for datagram, source, reason in [
+        (b"junk", HOME, "dropped_short"),
+        (request(b"otherone"), HOME, "dropped_other_swarm"),
+        (request(), NodeAddress.of(HOME, THREE.node_id), "dropped_in_anothers_name"),
+        (answer, HOME, "dropped_unasked"),
+        (request(body=FindNode(b"t" * 20)), HOME, "dropped_no_procedure"),
+    ]:
+        one.datagram_received(datagram, source)
+        assert one.counters[reason] == 1, reason
+    one.set_heartbeat(Heartbeat(ONE.node_id, 1, 1, 8468), None)
+    one.datagram_received(request(), HOME)
+    assert one.counters["dropped_no_swarm"] == 1
 
 
-def test_a_second_process_with_our_key_is_reported_and_an_echo_is_not() -> None:
+@played_by(play)
+async def test_a_second_process_with_our_key_is_reported_and_an_echo_is_not(
+    network: Network, one: SwarmProtocol, _: SwarmProtocol
+) -> None:
     """A request under the own id and another start is an event; its proof is one too. The own datagram is dropped."""
-
-    async def story(network: Network, one: SwarmProtocol, _: SwarmProtocol) -> None:
-        copy = network.add(9, ONE, boot_id=2)
-        copy.register(Ping, lambda _body, _heartbeat, _source, _message_id: Pong())
-        copy.call(Contact(ONE.node_id, Address("10.0.0.1", 8468)), Ping(), lambda _: None, require_proof=True)
-        await asyncio.sleep(0.1)
-        assert events(one) == [("own id", 2, False)]
-        assert events(copy) == [("own id", 1, True)]
-        one.datagram_received(
-            messages.encode(messages.REQUEST, b"m" * 20, messages.encode_head(TAG, one._heartbeat), Ping()),  # type: ignore[arg-type]
-            HOME,
-        )
-        assert one.counters["dropped_own_echo"] == 1
-
-    play(story)
+    copy = network.add(9, ONE, boot_id=2)
+    copy.register(Ping, lambda _body, _heartbeat, _source, _message_id: Pong())
+    copy.call(Contact(ONE.node_id, Address("10.0.0.1", 8468)), Ping(), lambda _: None, require_proof=True)
+    await asyncio.sleep(0.1)
+    assert events(one) == [("own id", 2, False)]
+    assert events(copy) == [("own id", 1, True)]
+    one.datagram_received(
+        messages.encode(messages.REQUEST, b"m" * 20, messages.encode_head(TAG, one._heartbeat), Ping()),  # type: ignore[arg-type]
+        HOME,
+    )
+    assert one.counters["dropped_own_echo"] == 1
 
 
-def test_an_error_in_a_handler_is_counted_and_logged_once() -> None:
+@played_by(play)
+async def test_an_error_in_a_handler_is_counted_and_logged_once(
+    _: Network, one: SwarmProtocol, two: SwarmProtocol
+) -> None:
     """The protocol continues; a test can have the exception raised instead."""
 
-    async def story(_: Network, one: SwarmProtocol, two: SwarmProtocol) -> None:
-        def broken(*_: object) -> Result | None:
-            raise LookupError("a bug")
+    def broken(*_: object) -> Result | None:
+        raise LookupError("a bug")
 
-        two.register(Ping, broken)
-        request = messages.encode(messages.REQUEST, b"m" * 20, one._head, Ping())
+    two.register(Ping, broken)
+    request = messages.encode(messages.REQUEST, b"m" * 20, one._head, Ping())
+    two.datagram_received(request, Address("10.0.0.1", 8468))
+    two.datagram_received(request, Address("10.0.0.1", 8468))
+    assert two.counters["faults"] == 2
+    two.raise_handler_errors = True
+    with pytest.raises(LookupError, match="a bug"):
         two.datagram_received(request, Address("10.0.0.1", 8468))
-        two.datagram_received(request, Address("10.0.0.1", 8468))
-        assert two.counters["faults"] == 2
-        two.raise_handler_errors = True
-        with pytest.raises(LookupError, match="a bug"):
-            two.datagram_received(request, Address("10.0.0.1", 8468))
-
-    play(story)
 
 
-def test_close_ends_pending_calls_without_a_failure() -> None:
+@played_by(play)
+async def test_close_ends_pending_calls_without_a_failure(
+    network: Network, one: SwarmProtocol, _: SwarmProtocol
+) -> None:
     """Each gets None at once; later calls get None too."""
-
-    async def story(network: Network, one: SwarmProtocol, _: SwarmProtocol) -> None:
-        network.lose = True
-        results: list[Result | None] = []
-        one.call(Contact(TWO.node_id, HOME), Ping(), results.append)
-        assert one.waiting == 1
-        one.close()
-        one.call(Contact(TWO.node_id, HOME), Ping(), results.append)
-        assert results == [None, None]
-        assert (one.waiting, events(one)) == (0, [])
-
-    play(story)
+    network.lose = True
+    results: list[Result | None] = []
+    one.call(Contact(TWO.node_id, HOME), Ping(), results.append)
+    assert one.waiting == 1
+    one.close()
+    one.call(Contact(TWO.node_id, HOME), Ping(), results.append)
+    assert results == [None, None]
+    assert (one.waiting, events(one)) == (0, [])
 
 
 ASKER, QUESTION, HEAD = b"a" * 20, b"m" * 20, b"head"

@@ -16,6 +16,7 @@ from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import contact, heartbeat, ids
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.stories import played_by
 from tests.harness.stubs.recording_protocol import OWN, RecordingProtocol
 
 A, B = ids(2)
@@ -41,78 +42,63 @@ def play(story: Callable[[World], Awaitable[None]]) -> None:
     VirtualLoop().run(run())
 
 
-def test_a_ping_returns_the_heartbeat_of_the_peer() -> None:
+@played_by(play)
+async def test_a_ping_returns_the_heartbeat_of_the_peer(world: World) -> None:
     """As the table has it after the response."""
-
-    async def story(world: World) -> None:
-        asked = asyncio.create_task(world.queries.ping(contact(A)))
-        await asyncio.sleep(0)
-        world.recorder.calls[0].on_result(Pong())
-        found = await asked
-        assert found is not None
-        assert (found.node_id, found.step, found.samples, found.eligible) == (A, 4, 2, True)
-
-    play(story)
+    asked = asyncio.create_task(world.queries.ping(contact(A)))
+    await asyncio.sleep(0)
+    world.recorder.calls[0].on_result(Pong())
+    found = await asked
+    assert found is not None
+    assert (found.node_id, found.step, found.samples, found.eligible) == (A, 4, 2, True)
 
 
 @pytest.mark.parametrize("result", [None, Nodes(b"", b"")])
-def test_a_ping_without_a_pong_returns_none(result: Nodes | None) -> None:
+@played_by(play)
+async def test_a_ping_without_a_pong_returns_none(world: World, *, result: Nodes | None) -> None:
     """After a time-out, and after another kind of response."""
-
-    async def story(world: World) -> None:
-        asked = asyncio.create_task(world.queries.ping(contact(A)))
-        await asyncio.sleep(0)
-        world.recorder.calls[0].on_result(result)
-        assert await asked is None
-
-    play(story)
+    asked = asyncio.create_task(world.queries.ping(contact(A)))
+    await asyncio.sleep(0)
+    world.recorder.calls[0].on_result(result)
+    assert await asked is None
 
 
-def test_steps_are_queried_at_once_and_all_results_awaited() -> None:
+@played_by(play)
+async def test_steps_are_queried_at_once_and_all_results_awaited(world: World) -> None:
     """Unknown ids are skipped; without a known one nothing is awaited."""
-
-    async def story(world: World) -> None:
-        asked = asyncio.create_task(world.queries.query_steps([A, b"x" * 20, B]))
-        await asyncio.sleep(0)
-        assert [(call.contact.node_id, call.body) for call in world.recorder.calls] == [(A, Ping()), (B, Ping())]
-        world.recorder.calls[0].on_result(Pong())
-        await asyncio.sleep(0)
-        assert not asked.done()
-        world.recorder.calls[1].on_result(None)
-        await asked
-        await world.queries.query_steps([b"x" * 20])
-
-    play(story)
+    asked = asyncio.create_task(world.queries.query_steps([A, b"x" * 20, B]))
+    await asyncio.sleep(0)
+    assert [(call.contact.node_id, call.body) for call in world.recorder.calls] == [(A, Ping()), (B, Ping())]
+    world.recorder.calls[0].on_result(Pong())
+    await asyncio.sleep(0)
+    assert not asked.done()
+    world.recorder.calls[1].on_result(None)
+    await asked
+    await world.queries.query_steps([b"x" * 20])
 
 
-def test_a_member_that_does_not_answer_is_asked_for_at_another() -> None:
+@played_by(play)
+async def test_a_member_that_does_not_answer_is_asked_for_at_another(world: World) -> None:
     """Its step arrives as if it had answered itself."""
-
-    async def story(world: World) -> None:
-        world.members.on_relayed(heartbeat(B, port=9), contact(B, 9), A, 0.0)
-        asked = asyncio.create_task(world.queries.query_steps([B]))
-        await asyncio.sleep(0)
-        [call] = world.recorder.calls
-        assert (call.contact, call.body) == (contact(A), PingRequest(pack_contact(contact(B, 9))))
-        call.on_result(PingResult(True, heartbeat(B, port=9, step=8)))
-        await asked
-        peer = world.members.peer(B)
-        assert peer is not None
-        assert peer.step == 8
-
-    play(story)
+    world.members.on_relayed(heartbeat(B, port=9), contact(B, 9), A, 0.0)
+    asked = asyncio.create_task(world.queries.query_steps([B]))
+    await asyncio.sleep(0)
+    [call] = world.recorder.calls
+    assert (call.contact, call.body) == (contact(A), PingRequest(pack_contact(contact(B, 9))))
+    call.on_result(PingResult(True, heartbeat(B, port=9, step=8)))
+    await asked
+    peer = world.members.peer(B)
+    assert peer is not None
+    assert peer.step == 8
 
 
-def test_a_cancelled_caller_leaves_a_result_without_effect() -> None:
+@played_by(play)
+async def test_a_cancelled_caller_leaves_a_result_without_effect(world: World) -> None:
     """The result that arrives later raises nothing."""
-
-    async def story(world: World) -> None:
-        for query in (world.queries.ping(contact(A)), world.queries.query_steps([A])):
-            asked = asyncio.ensure_future(query)
-            await asyncio.sleep(0)
-            asked.cancel()
-            await asyncio.gather(asked, return_exceptions=True)
-        for call in world.recorder.calls:
-            call.on_result(Pong())
-
-    play(story)
+    for query in (world.queries.ping(contact(A)), world.queries.query_steps([A])):
+        asked = asyncio.ensure_future(query)
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+    for call in world.recorder.calls:
+        call.on_result(Pong())

@@ -33,7 +33,8 @@ from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import ListLog, Record, make_environment
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop, run
+from tests.harness.runner.stories import run_by
 from tests.harness.stubs.recording_protocol import OWN, RecordingProtocol
 from tests.harness.stubs.stream_stub import StreamStub
 
@@ -182,23 +183,20 @@ def test_late_answers_to_an_inquiry_do_not_count_in_the_next() -> None:
     play(story)
 
 
-def test_a_member_that_sends_something_during_an_inquiry_is_not_suspected() -> None:
+@run_by(run)
+async def test_a_member_that_sends_something_during_an_inquiry_is_not_suspected() -> None:
     """Helpers that do not reach it say nothing of a member that this node hears."""
+    world = World()
+    world.membership.perform([SendPingRequest(A, (B,))])
+    await asyncio.sleep(0.3)
+    world.membership.on_request(heartbeat(A), world.homes[A].address)
+    world.recorder.calls[-1].on_result(None)
+    assert world.changes == []
 
-    async def story() -> None:
-        world = World()
-        world.membership.perform([SendPingRequest(A, (B,))])
-        await asyncio.sleep(0.3)
-        world.membership.on_request(heartbeat(A), world.homes[A].address)
-        world.recorder.calls[-1].on_result(None)
-        assert world.changes == []
-
-        world.membership.perform([SendPingRequest(A, (B,))])
-        await asyncio.sleep(0.3)
-        world.recorder.calls[-1].on_result(None)
-        assert world.changes == [(A, "suspect")]
-
-    VirtualLoop().run(story())
+    world.membership.perform([SendPingRequest(A, (B,))])
+    await asyncio.sleep(0.3)
+    world.recorder.calls[-1].on_result(None)
+    assert world.changes == [(A, "suspect")]
 
 
 def test_a_peer_whose_streams_move_is_slow_and_not_silent() -> None:

@@ -16,6 +16,7 @@ from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.runner.stories import played_by
 from tests.harness.stubs.recording_protocol import OWN, RecordingProtocol
 
 PEER = Contact(ids(1)[0], Address("10.0.0.1", 8468))
@@ -40,59 +41,47 @@ def play(story: Callable[[World], Awaitable[None]]) -> None:
     VirtualLoop().run(run())
 
 
-def test_the_second_failure_is_reported_to_the_peer_and_excludes_it_for_a_while() -> None:
+@played_by(play)
+async def test_the_second_failure_is_reported_to_the_peer_and_excludes_it_for_a_while(world: World) -> None:
     """Each failure requests a probe; after the time it is reachable again."""
-
-    async def story(world: World) -> None:
-        world.health.on_stream_failure(PEER, "reset")
-        assert world.health.is_reachable(PEER.node_id)
-        assert [(call.contact, call.body) for call in world.recorder.calls] == [(PEER, Ping())]
-        assert world.recorder.sent == []
-        world.health.on_stream_failure(PEER, "reset")
-        assert not world.health.is_reachable(PEER.node_id)
-        assert world.recorder.sent == [(PEER, [], StreamsFailing())]
-        await asyncio.sleep(STREAM_FAILURE_S + 1)
-        assert world.health.is_reachable(PEER.node_id)
-
-    play(story)
+    world.health.on_stream_failure(PEER, "reset")
+    assert world.health.is_reachable(PEER.node_id)
+    assert [(call.contact, call.body) for call in world.recorder.calls] == [(PEER, Ping())]
+    assert world.recorder.sent == []
+    world.health.on_stream_failure(PEER, "reset")
+    assert not world.health.is_reachable(PEER.node_id)
+    assert world.recorder.sent == [(PEER, [], StreamsFailing())]
+    await asyncio.sleep(STREAM_FAILURE_S + 1)
+    assert world.health.is_reachable(PEER.node_id)
 
 
-def test_failures_far_apart_are_counted_anew() -> None:
+@played_by(play)
+async def test_failures_far_apart_are_counted_anew(world: World) -> None:
     """Two failures that are not within the time do not exclude it."""
-
-    async def story(world: World) -> None:
-        world.health.on_stream_failure(PEER, "timeout")
-        await asyncio.sleep(STREAM_FAILURE_S + 1)
-        world.health.on_stream_failure(PEER, "timeout")
-        assert world.health.is_reachable(PEER.node_id)
-
-    play(story)
+    world.health.on_stream_failure(PEER, "timeout")
+    await asyncio.sleep(STREAM_FAILURE_S + 1)
+    world.health.on_stream_failure(PEER, "timeout")
+    assert world.health.is_reachable(PEER.node_id)
 
 
-def test_a_response_and_a_restart_reset_the_count() -> None:
+@played_by(play)
+async def test_a_response_and_a_restart_reset_the_count(world: World) -> None:
     """A stream that works, or a new start, makes it reachable at once."""
-
-    async def story(world: World) -> None:
-        for _ in range(2):
-            world.health.on_stream_failure(PEER, "reset")
-        world.health.on_stream_response(heartbeat(PEER.node_id), PEER.address)
-        assert world.health.is_reachable(PEER.node_id)
-        for _ in range(2):
-            world.health.on_stream_failure(PEER, "reset")
-        restarted = heartbeat(PEER.node_id, incarnation=2, boot_id=8)
-        world.recorder.events.on_response(restarted, PEER.address, 0.01, PEER, proven=True)  # type: ignore[attr-defined]
-        assert world.health.is_reachable(PEER.node_id)
-
-    play(story)
+    for _ in range(2):
+        world.health.on_stream_failure(PEER, "reset")
+    world.health.on_stream_response(heartbeat(PEER.node_id), PEER.address)
+    assert world.health.is_reachable(PEER.node_id)
+    for _ in range(2):
+        world.health.on_stream_failure(PEER, "reset")
+    restarted = heartbeat(PEER.node_id, incarnation=2, boot_id=8)
+    world.recorder.events.on_response(restarted, PEER.address, 0.01, PEER, proven=True)  # type: ignore[attr-defined]
+    assert world.health.is_reachable(PEER.node_id)
 
 
-def test_a_request_refreshes_a_known_peer() -> None:
+@played_by(play)
+async def test_a_request_refreshes_a_known_peer(world: World) -> None:
     """Its heartbeat over a stream is as good as one in a datagram."""
-
-    async def story(world: World) -> None:
-        world.health.on_stream_request(heartbeat(PEER.node_id, step=3), Address(PEER.address.host, 50123))
-        peer = world.members.peer(PEER.node_id)
-        assert peer is not None
-        assert peer.step == 3
-
-    play(story)
+    world.health.on_stream_request(heartbeat(PEER.node_id, step=3), Address(PEER.address.host, 50123))
+    peer = world.members.peer(PEER.node_id)
+    assert peer is not None
+    assert peer.step == 3

@@ -19,6 +19,7 @@ from p2pnode.overlay.transport import ReceivedResponse, TransportError
 from tests.harness.builders.peers import heartbeat
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import played_by
 
 
 class Requests:
@@ -84,79 +85,62 @@ def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
         ({1: None, 2: None}, False),
     ],
 )
-def test_two_peers_must_connect_or_the_only_one(answers: dict[int, bool | None], reached: bool) -> None:
+@played_by(play)
+async def test_two_peers_must_connect_or_the_only_one(*, answers: dict[int, bool | None], reached: bool) -> None:
     """A peer that is not eligible and cannot be asked lowers the number needed."""
+    made, local, _ = reachability(answers)
 
-    async def story() -> None:
-        made, local, _ = reachability(answers)
-
-        assert await made.check() is reached
-        assert local.reached is local.heartbeat.eligible is reached
-
-    play(story)
+    assert await made.check() is reached
+    assert local.reached is local.heartbeat.eligible is reached
 
 
-def test_eligible_peers_are_asked_first_and_count_even_when_silent() -> None:
+@played_by(play)
+async def test_eligible_peers_are_asked_first_and_count_even_when_silent() -> None:
     """They can be reached themselves, so one that cannot be asked is a failure, not a NAT."""
+    made, local, requests = reachability({1: None, 2: True, 3: True}, eligible=(2, 3))
+    assert await made.check()
+    assert sorted(requests.asked) == [2, 3]
 
-    async def story() -> None:
-        made, local, requests = reachability({1: None, 2: True, 3: True}, eligible=(2, 3))
-        assert await made.check()
-        assert sorted(requests.asked) == [2, 3]
-
-        made, local, _ = reachability({1: None, 2: True}, eligible=(1, 2))
-        assert not await made.check()
-        assert not local.reached
-
-    play(story)
+    made, local, _ = reachability({1: None, 2: True}, eligible=(1, 2))
+    assert not await made.check()
+    assert not local.reached
 
 
-def test_a_peer_that_is_gone_while_another_answers_is_asked_at_its_address() -> None:
+@played_by(play)
+async def test_a_peer_that_is_gone_while_another_answers_is_asked_at_its_address() -> None:
     """What was known of it must not be read afterwards."""
-
-    async def story() -> None:
-        made, _, requests = reachability({1: None, 2: None})
-        requests.on_asked = lambda: [made._peers.remove(bytes([number]) * 20) for number in (1, 2)]
-        assert not await made.check()
-        assert sorted(str(contact.address) for contact in requests.contacts) == ["10.0.1.1:8468", "10.0.1.2:8468"]
-
-    play(story)
+    made, _, requests = reachability({1: None, 2: None})
+    requests.on_asked = lambda: [made._peers.remove(bytes([number]) * 20) for number in (1, 2)]
+    assert not await made.check()
+    assert sorted(str(contact.address) for contact in requests.contacts) == ["10.0.1.1:8468", "10.0.1.2:8468"]
 
 
-def test_a_founder_is_reached_without_peers_but_never_a_client() -> None:
+@played_by(play)
+async def test_a_founder_is_reached_without_peers_but_never_a_client() -> None:
     """`client_only` is the user's decision."""
-
-    async def story() -> None:
-        made, local, _ = reachability({})
-        made.assume_reached()
-        assert local.reached
-        made, local, _ = reachability({}, client_only=True)
-        made.assume_reached()
-        assert not local.reached
-        assert made.reason == "client_only is set"
-
-    play(story)
+    made, local, _ = reachability({})
+    made.assume_reached()
+    assert local.reached
+    made, local, _ = reachability({}, client_only=True)
+    made.assume_reached()
+    assert not local.reached
+    assert made.reason == "client_only is set"
 
 
-def test_reports_count_from_two_peers_at_their_own_addresses() -> None:
+@played_by(play)
+async def test_reports_count_from_two_peers_at_their_own_addresses() -> None:
     """Unknown peers, and known ones from another host, are ignored."""
+    made, _, _ = reachability({1: True, 2: True})
 
-    async def story() -> None:
-        made, _, _ = reachability({1: True, 2: True})
+    def report(number: int, host: str) -> bool:
+        made.on_unreachable_report(StreamsFailing(), heartbeat(bytes([number]) * 20), Address(host, 8468), b"m" * 20)
+        return made._wake.is_set()
 
-        def report(number: int, host: str) -> bool:
-            made.on_unreachable_report(
-                StreamsFailing(), heartbeat(bytes([number]) * 20), Address(host, 8468), b"m" * 20
-            )
-            return made._wake.is_set()
-
-        assert not report(9, "10.0.1.9")
-        assert not report(2, "10.0.1.7")
-        assert not report(1, "10.0.1.1")
-        assert not report(1, "10.0.1.1")
-        assert report(2, "10.0.1.2")
-
-    play(story)
+    assert not report(9, "10.0.1.9")
+    assert not report(2, "10.0.1.7")
+    assert not report(1, "10.0.1.1")
+    assert not report(1, "10.0.1.1")
+    assert report(2, "10.0.1.2")
 
 
 def beside(answers: dict[int, bool | None], **more: Any) -> tuple[Reachability, LocalNode, Requests]:
@@ -178,57 +162,45 @@ def beside(answers: dict[int, bool | None], **more: Any) -> tuple[Reachability, 
         ({10: True, 11: True}, True),
     ],
 )
-def test_neighbours_do_not_outvote_the_outside(answers: dict[int, bool | None], reached: bool) -> None:
+@played_by(play)
+async def test_neighbours_do_not_outvote_the_outside(*, answers: dict[int, bool | None], reached: bool) -> None:
     """They reach this node where nobody else does. They count where no other has answered."""
-
-    async def story() -> None:
-        made, local, requests = beside(answers)
-        assert await made.check() is reached
-        assert local.reached is reached
-        assert (10 in requests.asked) is (1 not in answers or answers[1] is None)
-
-    play(story)
+    made, local, requests = beside(answers)
+    assert await made.check() is reached
+    assert local.reached is reached
+    assert (10 in requests.asked) is (1 not in answers or answers[1] is None)
 
 
-def test_neighbours_count_no_more_once_another_site_could_not_connect() -> None:
+@played_by(play)
+async def test_neighbours_count_no_more_once_another_site_could_not_connect() -> None:
     """Not when that one has gone, either; when it is back and connects, this node is reached."""
-
-    async def story() -> None:
-        made, local, requests = beside({1: False, 10: True, 11: True})
-        assert not await made.check()
-        last = made._peers.remove(bytes([1]) * 20)
-        assert last is not None
-        assert not await made.check()
-        requests.answers[1] = True
-        made._peers.observe(heartbeat(bytes([1]) * 20), "203.0.1.1", 0.0)
-        assert await made.check()
-        assert local.reached
-
-    play(story)
+    made, local, requests = beside({1: False, 10: True, 11: True})
+    assert not await made.check()
+    last = made._peers.remove(bytes([1]) * 20)
+    assert last is not None
+    assert not await made.check()
+    requests.answers[1] = True
+    made._peers.observe(heartbeat(bytes([1]) * 20), "203.0.1.1", 0.0)
+    assert await made.check()
+    assert local.reached
 
 
-def test_neighbours_do_not_speak_for_an_owner_of_another_site_that_cannot_be_asked() -> None:
+@played_by(play)
+async def test_neighbours_do_not_speak_for_an_owner_of_another_site_that_cannot_be_asked() -> None:
     """It can be reached itself, so it may answer the next time."""
-
-    async def story() -> None:
-        made, local, _ = beside({1: None, 10: True, 11: True}, eligible=(1,))
-        assert not await made.check()
-        assert not local.reached
-
-    play(story)
+    made, local, _ = beside({1: None, 10: True, 11: True}, eligible=(1,))
+    assert not await made.check()
+    assert not local.reached
 
 
-def test_a_peer_of_another_site_that_appears_is_asked_at_once() -> None:
+@played_by(play)
+async def test_a_peer_of_another_site_that_appears_is_asked_at_once() -> None:
     """Where neighbours alone have confirmed that this node is reached, and only there."""
-
-    async def story() -> None:
-        made, _, _ = beside({10: True, 11: True})
-        assert await made.check()
-        made._peers.observe(heartbeat(bytes([12]) * 20), "10.0.1.12", 0.0)
-        made.on_change(PeerChange(bytes([12]) * 20, "up"))
-        assert not made._wake.is_set()
-        made._peers.observe(heartbeat(bytes([1]) * 20), "203.0.1.1", 0.0)
-        made.on_change(PeerChange(bytes([1]) * 20, "up"))
-        assert made._wake.is_set()
-
-    play(story)
+    made, _, _ = beside({10: True, 11: True})
+    assert await made.check()
+    made._peers.observe(heartbeat(bytes([12]) * 20), "10.0.1.12", 0.0)
+    made.on_change(PeerChange(bytes([12]) * 20, "up"))
+    assert not made._wake.is_set()
+    made._peers.observe(heartbeat(bytes([1]) * 20), "203.0.1.1", 0.0)
+    made.on_change(PeerChange(bytes([1]) * 20, "up"))
+    assert made._wake.is_set()

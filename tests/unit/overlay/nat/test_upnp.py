@@ -19,6 +19,7 @@ from p2pnode.overlay.nat.upnp import (
     UpnpGateway,
 )
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 
 exceptions = pytest.importorskip("async_upnp_client.exceptions")
 
@@ -88,106 +89,91 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Callable[..., UpnpGateway]:
     return made
 
 
-def test_both_protocols_are_mapped_and_a_renewal_keeps_the_port(gateway: Callable[..., UpnpGateway]) -> None:
+@run_by(run)
+async def test_both_protocols_are_mapped_and_a_renewal_keeps_the_port(gateway: Callable[..., UpnpGateway]) -> None:
     """Closing removes both; one that the router has lost already is no error."""
+    router = Router()
+    opened = gateway(router)
+    assert await opened.open(INSIDE, LEASE_S) == Mapped(Address(OUTSIDE, 8468), LEASE_S)
+    assert set(router.mapped) == {(8468, "UDP"), (8468, "TCP")}
+    assert {given["NewInternalClient"] for given in router.mapped.values()} == {"192.168.1.7"}
+    assert await opened.open(INSIDE, LEASE_S) == Mapped(Address(OUTSIDE, 8468), LEASE_S)
+    assert [port for port, _, _ in router.added] == [8468] * 4
 
-    async def story() -> None:
-        router = Router()
-        opened = gateway(router)
-        assert await opened.open(INSIDE, LEASE_S) == Mapped(Address(OUTSIDE, 8468), LEASE_S)
-        assert set(router.mapped) == {(8468, "UDP"), (8468, "TCP")}
-        assert {given["NewInternalClient"] for given in router.mapped.values()} == {"192.168.1.7"}
-        assert await opened.open(INSIDE, LEASE_S) == Mapped(Address(OUTSIDE, 8468), LEASE_S)
-        assert [port for port, _, _ in router.added] == [8468] * 4
-
-        router.refuse = lambda action, given: (
-            NO_SUCH_ENTRY if action == "DeletePortMapping" and given["NewProtocol"] == "UDP" else None
-        )
-        await opened.close()
-        assert set(router.mapped) == {(8468, "UDP")}
-        await opened.close()
-
-    run(story())
+    router.refuse = lambda action, given: (
+        NO_SUCH_ENTRY if action == "DeletePortMapping" and given["NewProtocol"] == "UDP" else None
+    )
+    await opened.close()
+    assert set(router.mapped) == {(8468, "UDP")}
+    await opened.close()
 
 
-def test_a_port_in_use_is_replaced_by_others(gateway: Callable[..., UpnpGateway]) -> None:
+@run_by(run)
+async def test_a_port_in_use_is_replaced_by_others(gateway: Callable[..., UpnpGateway]) -> None:
     """Half a mapping is removed again; after a few ports the router counts as failed."""
-
-    async def story() -> None:
-        router = Router(
-            lambda action, given: (
-                CONFLICT
-                if action == "AddPortMapping" and given["NewExternalPort"] != 40001 and given["NewProtocol"] == "TCP"
-                else None
-            )
+    router = Router(
+        lambda action, given: (
+            CONFLICT
+            if action == "AddPortMapping" and given["NewExternalPort"] != 40001 and given["NewProtocol"] == "TCP"
+            else None
         )
-        opened = gateway(router, ports=[40000, 40001, 40002, 40003])
-        assert (await opened.open(INSIDE, LEASE_S)).address == Address(OUTSIDE, 40001)
-        assert set(router.mapped) == {(40001, "UDP"), (40001, "TCP")}
-        router.added.clear()
-        assert (await opened.open(INSIDE, LEASE_S)).address == Address(OUTSIDE, 40001)
-        assert {port for port, _, _ in router.added} == {40001}
+    )
+    opened = gateway(router, ports=[40000, 40001, 40002, 40003])
+    assert (await opened.open(INSIDE, LEASE_S)).address == Address(OUTSIDE, 40001)
+    assert set(router.mapped) == {(40001, "UDP"), (40001, "TCP")}
+    router.added.clear()
+    assert (await opened.open(INSIDE, LEASE_S)).address == Address(OUTSIDE, 40001)
+    assert {port for port, _, _ in router.added} == {40001}
 
-        full = Router(lambda action, _given: CONFLICT if action == "AddPortMapping" else None)
-        with pytest.raises(GatewayFailed, match=f"has port 8468 and {MAX_PORT_ATTEMPTS} others in use"):
-            await gateway(full, ports=range(50000, 50009)).open(INSIDE, LEASE_S)
-
-    run(story())
+    full = Router(lambda action, _given: CONFLICT if action == "AddPortMapping" else None)
+    with pytest.raises(GatewayFailed, match=f"has port 8468 and {MAX_PORT_ATTEMPTS} others in use"):
+        await gateway(full, ports=range(50000, 50009)).open(INSIDE, LEASE_S)
 
 
-def test_a_router_with_permanent_mappings_only_is_asked_for_one(gateway: Callable[..., UpnpGateway]) -> None:
+@run_by(run)
+async def test_a_router_with_permanent_mappings_only_is_asked_for_one(gateway: Callable[..., UpnpGateway]) -> None:
     """The lease is then 0: until it is removed."""
-
-    async def story() -> None:
-        router = Router(
-            lambda action, given: PERMANENT_ONLY if action == "AddPortMapping" and given["NewLeaseDuration"] else None
-        )
-        assert (await gateway(router).open(INSIDE, LEASE_S)).lease_s == 0.0
-        assert {lease for _, _, lease in router.added} == {0}
-
-    run(story())
+    router = Router(
+        lambda action, given: PERMANENT_ONLY if action == "AddPortMapping" and given["NewLeaseDuration"] else None
+    )
+    assert (await gateway(router).open(INSIDE, LEASE_S)).lease_s == 0.0
+    assert {lease for _, _, lease in router.added} == {0}
 
 
-def test_the_next_device_is_tried_and_every_failure_is_named(gateway: Callable[..., UpnpGateway]) -> None:
+@run_by(run)
+async def test_the_next_device_is_tried_and_every_failure_is_named(gateway: Callable[..., UpnpGateway]) -> None:
     """At most a few devices; without any, the message says that none answered."""
+    behind_another, lacking = Router(), Router()
+    behind_another.outside = "none"
+    lacking.missing = ("AddPortMapping",)
+    works = Router()
+    assert (await gateway(GatewayFailed("does not answer"), works).open(INSIDE, LEASE_S)).address.port == 8468
 
-    async def story() -> None:
-        behind_another, lacking = Router(), Router()
-        behind_another.outside = "none"
-        lacking.missing = ("AddPortMapping",)
-        works = Router()
-        assert (await gateway(GatewayFailed("does not answer"), works).open(INSIDE, LEASE_S)).address.port == 8468
-
-        with pytest.raises(GatewayFailed) as caught:
-            await gateway(behind_another, lacking).open(INSIDE, LEASE_S)
-        assert str(caught.value) == (
-            "192.168.1.1:5000 has no outside address; 192.168.1.2:5000 does not know AddPortMapping"
-        )
-        with pytest.raises(GatewayFailed) as caught:
-            await gateway(*[GatewayFailed("does not answer")] * MAX_DEVICES, works).open(INSIDE, LEASE_S)
-        assert str(caught.value).count("does not answer") == MAX_DEVICES
-        with pytest.raises(GatewayFailed, match="no router in the local network answers to UPnP"):
-            await gateway().open(INSIDE, LEASE_S)
-
-    run(story())
+    with pytest.raises(GatewayFailed) as caught:
+        await gateway(behind_another, lacking).open(INSIDE, LEASE_S)
+    assert str(caught.value) == (
+        "192.168.1.1:5000 has no outside address; 192.168.1.2:5000 does not know AddPortMapping"
+    )
+    with pytest.raises(GatewayFailed) as caught:
+        await gateway(*[GatewayFailed("does not answer")] * MAX_DEVICES, works).open(INSIDE, LEASE_S)
+    assert str(caught.value).count("does not answer") == MAX_DEVICES
+    with pytest.raises(GatewayFailed, match="no router in the local network answers to UPnP"):
+        await gateway().open(INSIDE, LEASE_S)
 
 
-def test_a_router_that_fails_later_is_searched_for_again(gateway: Callable[..., UpnpGateway]) -> None:
+@run_by(run)
+async def test_a_router_that_fails_later_is_searched_for_again(gateway: Callable[..., UpnpGateway]) -> None:
     """It may have restarted at another address; a refusal keeps its code and text."""
+    router = Router()
+    opened = gateway(router)
+    await opened.open(INSIDE, LEASE_S)
+    failures = iter([501])
+    router.refuse = lambda action, _given: next(failures, None) if action == "AddPortMapping" else None
+    assert (await opened.open(INSIDE, LEASE_S)).address == Address(OUTSIDE, 8468)
 
-    async def story() -> None:
-        router = Router()
-        opened = gateway(router)
-        await opened.open(INSIDE, LEASE_S)
-        failures = iter([501])
-        router.refuse = lambda action, _given: next(failures, None) if action == "AddPortMapping" else None
-        assert (await opened.open(INSIDE, LEASE_S)).address == Address(OUTSIDE, 8468)
-
-        router.refuse = lambda action, _given: 606 if action == "AddPortMapping" else None
-        with pytest.raises(GatewayFailed, match="refused AddPortMapping: 606 'no'"):
-            await gateway(router).open(INSIDE, LEASE_S)
-
-    run(story())
+    router.refuse = lambda action, _given: 606 if action == "AddPortMapping" else None
+    with pytest.raises(GatewayFailed, match="refused AddPortMapping: 606 'no'"):
+        await gateway(router).open(INSIDE, LEASE_S)
 
 
 def test_only_an_ipv4_address_can_be_forwarded_to() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from p2pnode.overlay.sockets import concurrency
 from p2pnode.overlay.sockets.concurrency import MIN_PLACES, ConnectionPlaces, HandlerLimiter, places_of
+from tests.harness.runner.stories import run_by
 
 
 class Requests:
@@ -42,122 +43,104 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "MAX_HANDLERS_PER_PEER", 3)
 
 
-def test_a_peer_is_limited_and_others_are_served() -> None:
+@run_by(asyncio.run)
+async def test_a_peer_is_limited_and_others_are_served() -> None:
     """Of one peer three requests run and the others wait; another peer's request runs at once."""
-
-    async def main() -> None:
-        requests = Requests()
-        hog = requests.start(b"hog", 7)
-        other = requests.start(b"other")
-        await settle()
-        assert sorted(requests.running) == [b"hog"] * 3 + [b"other"]
-        requests.end.set()
-        assert await asyncio.gather(*hog, *other) == ["done"] * 8
-
-    asyncio.run(main())
+    requests = Requests()
+    hog = requests.start(b"hog", 7)
+    other = requests.start(b"other")
+    await settle()
+    assert sorted(requests.running) == [b"hog"] * 3 + [b"other"]
+    requests.end.set()
+    assert await asyncio.gather(*hog, *other) == ["done"] * 8
 
 
-def test_one_that_is_cancelled_while_it_waits_takes_no_place() -> None:
+@run_by(asyncio.run)
+async def test_one_that_is_cancelled_while_it_waits_takes_no_place() -> None:
     """Before its turn, and in the moment of its turn: those behind it are served, and all places are free again."""
-
-    async def main() -> None:
-        for is_its_turn in (False, True):
-            requests = Requests()
-            running = requests.start(b"peer", 3)
-            await settle()
-            first, second = requests.start(b"peer", 2)
-            await settle()
-            if is_its_turn:
-                running[0].cancel()
-                await asyncio.sleep(0)  # its place has been given to the first in turn, which has not run yet
-                first.cancel()
-            else:
-                first.cancel()
-                await settle()
-                running[0].cancel()
-            await settle()
-            assert requests.running == [b"peer"] * 3
-            requests.end.set()
-            assert await second == "done"
-            await asyncio.gather(*running, first, return_exceptions=True)
-            requests.end.clear()
-            requests.start(b"peer", 3)
-            await settle()
-            assert len(requests.running) == 3
-            requests.end.set()
-            await settle()
-
-    asyncio.run(main())
-
-
-def test_a_place_that_is_free_in_the_moment_of_a_cancellation_goes_to_the_next() -> None:
-    """The one that is cancelled has not run since: it still stands in the queue."""
-
-    async def main() -> None:
+    for is_its_turn in (False, True):
         requests = Requests()
-        taken = requests.limiter.handler(b"peer")
-        await taken.__aenter__()
-        requests.start(b"peer", 2)
+        running = requests.start(b"peer", 3)
         await settle()
         first, second = requests.start(b"peer", 2)
         await settle()
-        first.cancel()
-        await taken.__aexit__(None, None, None)
+        if is_its_turn:
+            running[0].cancel()
+            await asyncio.sleep(0)  # its place has been given to the first in turn, which has not run yet
+            first.cancel()
+        else:
+            first.cancel()
+            await settle()
+            running[0].cancel()
         await settle()
-        assert len(requests.running) == 3
+        assert requests.running == [b"peer"] * 3
         requests.end.set()
         assert await second == "done"
-
-    asyncio.run(main())
-
-
-def test_the_total_is_limited() -> None:
-    """Requests of many peers wait for the limit of all."""
-
-    async def main() -> None:
-        requests = Requests()
-        tasks = [task for number in range(8) for task in requests.start(bytes([number + 1]))]
-        await settle()
-        assert len(requests.running) == 5
-        requests.end.set()
-        assert await asyncio.gather(*tasks) == ["done"] * 8
-
-    asyncio.run(main())
-
-
-def test_an_empty_peer_has_no_limit_of_its_own() -> None:
-    """Requests over the loopback of an open swarm share only the limit of all."""
-
-    async def main() -> None:
-        requests = Requests()
-        tasks = requests.start(b"", 8)
-        await settle()
-        assert len(requests.running) == 5
-        requests.end.set()
-        assert await asyncio.gather(*tasks) == ["done"] * 8
-
-    asyncio.run(main())
-
-
-def test_cancelled_requests_leave_nothing_behind() -> None:
-    """After all requests of a peer were cancelled, running or waiting, it has its full share again."""
-
-    async def main() -> None:
-        requests = Requests()
-        tasks = requests.start(b"peer", 5)
-        await settle()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert requests.running == []
-        assert requests.limiter._own == {}
-        again = requests.start(b"peer", 5)
+        await asyncio.gather(*running, first, return_exceptions=True)
+        requests.end.clear()
+        requests.start(b"peer", 3)
         await settle()
         assert len(requests.running) == 3
         requests.end.set()
-        assert await asyncio.gather(*again) == ["done"] * 5
+        await settle()
 
-    asyncio.run(main())
+
+@run_by(asyncio.run)
+async def test_a_place_that_is_free_in_the_moment_of_a_cancellation_goes_to_the_next() -> None:
+    """The one that is cancelled has not run since: it still stands in the queue."""
+    requests = Requests()
+    taken = requests.limiter.handler(b"peer")
+    await taken.__aenter__()
+    requests.start(b"peer", 2)
+    await settle()
+    first, second = requests.start(b"peer", 2)
+    await settle()
+    first.cancel()
+    await taken.__aexit__(None, None, None)
+    await settle()
+    assert len(requests.running) == 3
+    requests.end.set()
+    assert await second == "done"
+
+
+@run_by(asyncio.run)
+async def test_the_total_is_limited() -> None:
+    """Requests of many peers wait for the limit of all."""
+    requests = Requests()
+    tasks = [task for number in range(8) for task in requests.start(bytes([number + 1]))]
+    await settle()
+    assert len(requests.running) == 5
+    requests.end.set()
+    assert await asyncio.gather(*tasks) == ["done"] * 8
+
+
+@run_by(asyncio.run)
+async def test_an_empty_peer_has_no_limit_of_its_own() -> None:
+    """Requests over the loopback of an open swarm share only the limit of all."""
+    requests = Requests()
+    tasks = requests.start(b"", 8)
+    await settle()
+    assert len(requests.running) == 5
+    requests.end.set()
+    assert await asyncio.gather(*tasks) == ["done"] * 8
+
+
+@run_by(asyncio.run)
+async def test_cancelled_requests_leave_nothing_behind() -> None:
+    """After all requests of a peer were cancelled, running or waiting, it has its full share again."""
+    requests = Requests()
+    tasks = requests.start(b"peer", 5)
+    await settle()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert requests.running == []
+    assert requests.limiter._own == {}
+    again = requests.start(b"peer", 5)
+    await settle()
+    assert len(requests.running) == 3
+    requests.end.set()
+    assert await asyncio.gather(*again) == ["done"] * 5
 
 
 @pytest.mark.parametrize("peer", ["", b"peer"])

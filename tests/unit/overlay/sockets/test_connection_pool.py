@@ -16,7 +16,8 @@ from p2pnode.overlay.sockets.line_meter import UploadMeter
 from p2pnode.overlay.sockets.send_queue import SendQueue
 from p2pnode.overlay.system import SystemClock
 from p2pnode.overlay.transport import TransportError
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 from tests.unit.overlay.sockets.wire import SocketWire, Wire
 
 PEER = Address("10.0.0.1", 9)
@@ -83,112 +84,97 @@ def test_a_closed_swarm_names_the_likely_causes(error: OSError) -> None:
     assert "same swarm key and run" in failure.detail
 
 
-def test_a_connection_of_a_cancelled_caller_is_forgotten() -> None:
+@run_by(asyncio.run)
+async def test_a_connection_of_a_cancelled_caller_is_forgotten() -> None:
     """A connection made just before its caller was cancelled is closed without a word, and is not counted for ever."""
+    meter, wire = UploadMeter(), SocketWire()
+    made = asyncio.Event()
 
-    async def main() -> None:
-        meter, wire = UploadMeter(), SocketWire()
-        made = asyncio.Event()
+    async def create_connection(factory: Any, *_arguments: Any, **_options: Any) -> None:
+        connection = factory()
+        connection.connection_made(wire)
+        connection._sent = SendQueue(wire, None, None)
+        connection.sent.written = wire.buffered_bytes = 400
+        made.set()
+        await asyncio.Event().wait()
 
-        async def create_connection(factory: Any, *_arguments: Any, **_options: Any) -> None:
-            connection = factory()
-            connection.connection_made(wire)
-            connection._sent = SendQueue(wire, None, None)
-            connection.sent.written = wire.buffered_bytes = 400
-            made.set()
-            await asyncio.Event().wait()
-
-        asyncio.get_running_loop().create_connection = create_connection  # type: ignore[method-assign, assignment]
-        caller = asyncio.create_task(ConnectionPool(None, SystemClock(), meter).connect(PEER))
-        async with asyncio.timeout(60):
-            await made.wait()
-        assert meter.read().queued_bytes == 400
-        caller.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await caller
-        assert meter.read().queued_bytes == 0
-
-    asyncio.run(main())
+    asyncio.get_running_loop().create_connection = create_connection  # type: ignore[method-assign, assignment]
+    caller = asyncio.create_task(ConnectionPool(None, SystemClock(), meter).connect(PEER))
+    async with asyncio.timeout(60):
+        await made.wait()
+    assert meter.read().queued_bytes == 400
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert meter.read().queued_bytes == 0
 
 
-def test_connections_are_reused_last_in_first_out() -> None:
+@run_by(asyncio.run)
+async def test_connections_are_reused_last_in_first_out() -> None:
     """A released connection is taken again, the newest one first; there is none for another address."""
-
-    async def main() -> None:
-        pool = ConnectionPool(None, SystemClock(), UploadMeter())
-        first, second = (PooledConnection(Wire(b"", [1]).connection, None, b"") for _ in range(2))
-        for pooled in (first, second):
-            assert pooled.is_new
-            pool.release(PEER, pooled)
-        assert pool.take_idle(Address("10.0.0.2", 9)) is None
-        assert pool.take_idle(PEER) is second
-        assert pool.take_idle(PEER) is first
-        assert pool.take_idle(PEER) is None
-        assert not first.is_new
-
-    asyncio.run(main())
+    pool = ConnectionPool(None, SystemClock(), UploadMeter())
+    first, second = (PooledConnection(Wire(b"", [1]).connection, None, b"") for _ in range(2))
+    for pooled in (first, second):
+        assert pooled.is_new
+        pool.release(PEER, pooled)
+    assert pool.take_idle(Address("10.0.0.2", 9)) is None
+    assert pool.take_idle(PEER) is second
+    assert pool.take_idle(PEER) is first
+    assert pool.take_idle(PEER) is None
+    assert not first.is_new
 
 
-def test_an_idle_connection_is_closed_half_a_minute_after_its_last_use() -> None:
+@run_by(run, limit_s=300.0)
+async def test_an_idle_connection_is_closed_half_a_minute_after_its_last_use() -> None:
     """Each by its own last use, whichever became idle first; one that is in use then stays open."""
-
-    async def main() -> None:
-        loop, pool = asyncio.get_running_loop(), ConnectionPool(None, SystemClock(), UploadMeter())
-        first, second, third = wires = [Wire() for _ in range(3)]
-        for wire in wires:
-            wire._task.cancel()  # nothing comes, and the other side stays
-        pooled = [PooledConnection(wire.connection, None, b"") for wire in wires]
-        pool.release(PEER, pooled[0])
-        await asyncio.sleep(10.0)
-        pool.release(PEER, pooled[1])
-        pool.release(Address("10.0.0.2", 9), pooled[2])
-        await asyncio.sleep(10.0)
-        assert pool.take_idle(PEER) is pooled[1]
-        await asyncio.sleep(KEEP_ALIVE_S - 20.5)
-        assert not first.connection.has_ended
-        await asyncio.sleep(1.0)
-        assert [wire.connection.has_ended for wire in wires] == [True, False, False]
-        pool.release(PEER, pooled[1])
-        await asyncio.sleep(10.0)
-        assert [wire.connection.has_ended for wire in wires] == [True, False, True]
-        last_s = loop.time() - 10.0
-        await asyncio.sleep(last_s + KEEP_ALIVE_S - 0.1 - loop.time())
-        assert not second.connection.has_ended
-        await asyncio.sleep(0.2)
-        assert second.connection.has_ended
-        assert third.connection.has_ended
-        assert (pool._idle, pool._timer) == ({}, None)
-        pool.close()
-
-    VirtualLoop().run(main(), limit_s=300.0)
+    loop, pool = asyncio.get_running_loop(), ConnectionPool(None, SystemClock(), UploadMeter())
+    first, second, third = wires = [Wire() for _ in range(3)]
+    for wire in wires:
+        wire._task.cancel()  # nothing comes, and the other side stays
+    pooled = [PooledConnection(wire.connection, None, b"") for wire in wires]
+    pool.release(PEER, pooled[0])
+    await asyncio.sleep(10.0)
+    pool.release(PEER, pooled[1])
+    pool.release(Address("10.0.0.2", 9), pooled[2])
+    await asyncio.sleep(10.0)
+    assert pool.take_idle(PEER) is pooled[1]
+    await asyncio.sleep(KEEP_ALIVE_S - 20.5)
+    assert not first.connection.has_ended
+    await asyncio.sleep(1.0)
+    assert [wire.connection.has_ended for wire in wires] == [True, False, False]
+    pool.release(PEER, pooled[1])
+    await asyncio.sleep(10.0)
+    assert [wire.connection.has_ended for wire in wires] == [True, False, True]
+    last_s = loop.time() - 10.0
+    await asyncio.sleep(last_s + KEEP_ALIVE_S - 0.1 - loop.time())
+    assert not second.connection.has_ended
+    await asyncio.sleep(0.2)
+    assert second.connection.has_ended
+    assert third.connection.has_ended
+    assert (pool._idle, pool._timer) == ({}, None)
+    pool.close()
 
 
-def test_connections_that_have_ended_are_not_reused() -> None:
+@run_by(asyncio.run)
+async def test_connections_that_have_ended_are_not_reused() -> None:
     """A connection that the peer has closed, or that has unread bytes, is dropped."""
-
-    async def main() -> None:
-        pool = ConnectionPool(None, SystemClock(), UploadMeter())
-        ended, unread = Wire(), Wire()
-        await unread.stop()
-        for wire in (ended, unread):
-            pool.release(PEER, PooledConnection(wire.connection, None, b""))
-        ended.close_now()
-        unread.connection.get_buffer(-1)[:1] = b"x"
-        unread.connection.buffer_updated(1)
-        assert not unread.connection.has_ended
-        assert pool.take_idle(PEER) is None
-
-    asyncio.run(main())
+    pool = ConnectionPool(None, SystemClock(), UploadMeter())
+    ended, unread = Wire(), Wire()
+    await unread.stop()
+    for wire in (ended, unread):
+        pool.release(PEER, PooledConnection(wire.connection, None, b""))
+    ended.close_now()
+    unread.connection.get_buffer(-1)[:1] = b"x"
+    unread.connection.buffer_updated(1)
+    assert not unread.connection.has_ended
+    assert pool.take_idle(PEER) is None
 
 
-def test_a_closed_pool_keeps_nothing() -> None:
+@run_by(asyncio.run)
+async def test_a_closed_pool_keeps_nothing() -> None:
     """`close` drops idle connections, and one that is released later is dropped too."""
-
-    async def main() -> None:
-        pool = ConnectionPool(None, SystemClock(), UploadMeter())
-        for _ in range(2):
-            pool.release(PEER, PooledConnection(Wire().connection, None, b""))
-            pool.close()
-            assert pool.take_idle(PEER) is None
-
-    asyncio.run(main())
+    pool = ConnectionPool(None, SystemClock(), UploadMeter())
+    for _ in range(2):
+        pool.release(PEER, PooledConnection(Wire().connection, None, b""))
+        pool.close()
+        assert pool.take_idle(PEER) is None

@@ -30,6 +30,7 @@ from p2pnode.overlay.sockets.framing import (
 )
 from p2pnode.overlay.sockets.send_queue import SLICE_BYTES, SMALL_SLICE_BYTES, Probe, SendQueue, acknowledged_by_count
 from p2pnode.overlay.transport import MAX_HEAD_BYTES, Body
+from tests.harness.runner.stories import run_by
 from tests.unit.overlay.sockets.wire import SocketWire, Wire
 
 
@@ -120,7 +121,8 @@ def test_slices_are_small_where_acknowledgements_are_not_counted() -> None:
     assert [len(data) for data in sink.writes] == [SMALL_SLICE_BYTES + 5] + [SMALL_SLICE_BYTES] * 2
 
 
-def test_a_body_that_raises() -> None:
+@run_by(asyncio.run)
+async def test_a_body_that_raises() -> None:
     """The error of the body's iterator is kept in `BodyFailed`, and a generator is closed by `close`."""
     closed = []
 
@@ -138,16 +140,13 @@ def test_a_body_that_raises() -> None:
         finally:
             closed.append("left")
 
-    async def main() -> None:
-        with pytest.raises(BodyFailed) as caught:
-            await write_body(Sink(), b"", BodyWriter(failing()), in_chunks=False)
-        assert isinstance(caught.value.error, LookupError)
-        writer = BodyWriter(left())
-        assert await writer.next() == b"abc"
-        await writer.close()
-        assert closed == ["failing", "left"]
-
-    asyncio.run(main())
+    with pytest.raises(BodyFailed) as caught:
+        await write_body(Sink(), b"", BodyWriter(failing()), in_chunks=False)
+    assert isinstance(caught.value.error, LookupError)
+    writer = BodyWriter(left())
+    assert await writer.next() == b"abc"
+    await writer.close()
+    assert closed == ["failing", "left"]
 
 
 async def read_all(wire: Wire) -> tuple[Frame, bytes, bytes]:
@@ -158,29 +157,26 @@ async def read_all(wire: Wire) -> tuple[Frame, bytes, bytes]:
 
 
 @pytest.mark.parametrize("size", [0, 4, 100_000])
-def test_reading_head_and_body(size: int) -> None:
+@run_by(asyncio.run)
+async def test_reading_head_and_body(size: int) -> None:
     """The head comes first, then the body, as buffers or into the caller's memory; a small body comes with its head."""
     message = beginning(Kind.REQUEST, b"head", size, name=b"push") + b"b" * size
-
-    async def main() -> None:
-        wire = Wire(message, [7000])
-        frame, head, body = await read_all(wire)
-        assert (frame.kind, frame.name, frame.is_last) == (Kind.REQUEST, "push", False)
-        assert (head, body) == (b"head", b"b" * size)
-        assert await read_frame(wire.connection) is None, "the peer has closed it"
-        await wire.stop()
-        wire = Wire(message, [7])
-        found = await read_frame(wire.connection)
-        assert found is not None
-        _, reader = await read_message(wire.connection, found)
-        assert isinstance(reader, WholeBody) == (size < 100_000)
-        target = bytearray(size + 6)
-        assert await reader.read_into(memoryview(target)) == size
-        assert target[:size] == b"b" * size
-        assert reader.is_at_end
-        await wire.stop()
-
-    asyncio.run(main())
+    wire = Wire(message, [7000])
+    frame, head, body = await read_all(wire)
+    assert (frame.kind, frame.name, frame.is_last) == (Kind.REQUEST, "push", False)
+    assert (head, body) == (b"head", b"b" * size)
+    assert await read_frame(wire.connection) is None, "the peer has closed it"
+    await wire.stop()
+    wire = Wire(message, [7])
+    found = await read_frame(wire.connection)
+    assert found is not None
+    _, reader = await read_message(wire.connection, found)
+    assert isinstance(reader, WholeBody) == (size < 100_000)
+    target = bytearray(size + 6)
+    assert await reader.read_into(memoryview(target)) == size
+    assert target[:size] == b"b" * size
+    assert reader.is_at_end
+    await wire.stop()
 
 
 @pytest.mark.parametrize(
@@ -198,31 +194,25 @@ def test_reading_head_and_body(size: int) -> None:
         (HEADER.pack(MAGIC, 0, False, 0, 4, IN_CHUNKS - 1) + b"head", ConnectionClosed),
     ],
 )
-def test_bad_frames(data: bytes, error: type[Exception]) -> None:
+@run_by(asyncio.run)
+async def test_bad_frames(data: bytes, error: type[Exception]) -> None:
     """What is cut short, of another protocol, or above the limits is refused, and takes no memory for what it says."""
-
-    async def main() -> None:
-        wire = Wire(data)
-        with pytest.raises(error):
-            await read_all(wire)
-        await wire.stop()
-
-    asyncio.run(main())
+    wire = Wire(data)
+    with pytest.raises(error):
+        await read_all(wire)
+    await wire.stop()
 
 
-def test_errors_of_the_stream_are_mapped() -> None:
+@run_by(asyncio.run)
+async def test_errors_of_the_stream_are_mapped() -> None:
     """What the stream raises reaches the reader as `map_error` has it, and the reader is marked as broken."""
-
-    async def main() -> None:
-        wire = Wire(b"bo")
-        reader = BodyReader(wire.connection, 20, 5.0)
-        reader.map_error = lambda _error: LookupError("mapped")
-        assert b"".join([bytes(await anext(reader))]) == b"bo"
-        with pytest.raises(LookupError, match="mapped"):
-            await anext(reader)
-        assert reader.broken
-        with pytest.raises(LookupError, match="mapped"):
-            await reader.read_into(memoryview(bytearray(3)))
-        await wire.stop()
-
-    asyncio.run(main())
+    wire = Wire(b"bo")
+    reader = BodyReader(wire.connection, 20, 5.0)
+    reader.map_error = lambda _error: LookupError("mapped")
+    assert b"".join([bytes(await anext(reader))]) == b"bo"
+    with pytest.raises(LookupError, match="mapped"):
+        await anext(reader)
+    assert reader.broken
+    with pytest.raises(LookupError, match="mapped"):
+        await reader.read_into(memoryview(bytearray(3)))
+    await wire.stop()

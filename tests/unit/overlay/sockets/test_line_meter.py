@@ -18,6 +18,7 @@ from p2pnode.overlay.sockets.transport import SocketTransport
 from p2pnode.overlay.system import SystemClock
 from p2pnode.overlay.transport import MUCH_QUEUED_BYTES, Request, Response, Upload
 from tests.harness.environment.simulated import ListLog
+from tests.harness.runner.stories import run_by
 from tests.unit.overlay.sockets.wire import SocketWire
 
 MBIT = 125_000
@@ -97,46 +98,44 @@ def test_a_line_is_full_where_two_peers_wait_and_where_there_was_one_alone_for_l
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts acknowledged bytes")
-def test_the_rate_of_a_real_stream_is_that_of_its_slow_reader_and_not_that_of_the_kernels_buffers() -> None:
+@run_by(asyncio.run)
+async def test_the_rate_of_a_real_stream_is_that_of_its_slow_reader_and_not_that_of_the_kernels_buffers() -> None:
     """A reader takes 16 MB/s; megabytes fit into the buffers at once, and are not counted before they arrive."""
     rate = 16_000_000
     seconds = 2.0
 
     took: list[float] = []
 
-    async def main() -> None:
-        async def serve(incoming: Request) -> Response:
-            loop = asyncio.get_running_loop()
-            began = free = loop.time()
-            async for piece in incoming.body:
-                # It makes up for nothing: on a loaded machine it is slower, and never faster.
-                free = max(free, loop.time()) + len(piece) / rate
-                await asyncio.sleep(max(0.0, free - loop.time()))
-            took.append(loop.time() - began)
-            return Response(b"done")
+    async def serve(incoming: Request) -> Response:
+        loop = asyncio.get_running_loop()
+        began = free = loop.time()
+        async for piece in incoming.body:
+            # It makes up for nothing: on a loaded machine it is slower, and never faster.
+            free = max(free, loop.time()) + len(piece) / rate
+            await asyncio.sleep(max(0.0, free - loop.time()))
+        took.append(loop.time() - began)
+        return Response(b"done")
 
-        async def refuse(incoming: Request) -> Response:
-            raise AssertionError(incoming.name)
+    async def refuse(incoming: Request) -> Response:
+        raise AssertionError(incoming.name)
 
-        server, client = (
-            SocketTransport("127.0.0.1", 0, log=ListLog([], "t", SystemClock()), clock=SystemClock()) for _ in "ab"
-        )
-        home = await server.open(lambda *_: None, serve)
-        await client.open(lambda *_: None, refuse)
-        body = [bytes(1 << 18)] * round(rate * seconds / (1 << 18))
-        async with client.request(Address(*home), "swallow", b"", body, timeout_s=60) as answer:
-            assert answer.head == b"done"
-        measured, theirs = client.line.upload.bytes_per_s, server.line.download.bytes_per_s
-        await client.close()
-        await server.close()
-        print(measured, theirs)
-        assert measured is not None
-        assert theirs is not None
-        reached = rate * seconds / took[0]
-        assert 0.7 * reached < measured < 1.5 * rate
-        assert 0.7 * reached < theirs < 1.5 * rate
-
-    asyncio.run(main())
+    server, client = (
+        SocketTransport("127.0.0.1", 0, log=ListLog([], "t", SystemClock()), clock=SystemClock()) for _ in "ab"
+    )
+    home = await server.open(lambda *_: None, serve)
+    await client.open(lambda *_: None, refuse)
+    body = [bytes(1 << 18)] * round(rate * seconds / (1 << 18))
+    async with client.request(Address(*home), "swallow", b"", body, timeout_s=60) as answer:
+        assert answer.head == b"done"
+    measured, theirs = client.line.upload.bytes_per_s, server.line.download.bytes_per_s
+    await client.close()
+    await server.close()
+    print(measured, theirs)
+    assert measured is not None
+    assert theirs is not None
+    reached = rate * seconds / took[0]
+    assert 0.7 * reached < measured < 1.5 * rate
+    assert 0.7 * reached < theirs < 1.5 * rate
 
 
 class Ending:

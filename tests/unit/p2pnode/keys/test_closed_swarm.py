@@ -22,7 +22,8 @@ from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 from p2pnode.overlay.sealing.tls import CertificateError, CertificateRequest
 from p2pnode.overlay.settings import NodeSettings, SwarmSettings
 from tests.harness.environment.simulated import InlineExecutor, ListLog, make_environment
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import VirtualLoop, run
+from tests.harness.runner.stories import run_by
 
 ONE, TWO = SwarmKey(b"\1" * 32), SwarmKey(b"\2" * 32)
 IDENTITY = identity_from_seed(b"i" * 32)
@@ -120,16 +121,13 @@ def test_certificates_that_fail_are_tried_again(
     play(tmp_path, story)
 
 
-def test_no_certificates_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(run, limit_s=60)
+async def test_no_certificates_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without certificates the start ends with one sentence."""
 
     def failing(*_arguments: Any) -> None:
         raise CertificateError("no memory")
 
     monkeypatch.setattr(closed_swarm, "make_certificates", failing)
-
-    async def main() -> None:
-        with pytest.raises(UserError, match="certificate could not be made: no memory"):
-            await open_closed_swarm(Config(), IDENTITY, KeyRing((ONE,)), tmp_path, make_environment())
-
-    VirtualLoop().run(main(), limit_s=60)
+    with pytest.raises(UserError, match="certificate could not be made: no memory"):
+        await open_closed_swarm(Config(), IDENTITY, KeyRing((ONE,)), tmp_path, make_environment())

@@ -28,6 +28,7 @@ from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.builders.stores import delta, owner_of
 from tests.harness.environment.simulated import InlineExecutor, ListLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.status_swarm import simulate
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, plain_layout
@@ -369,46 +370,40 @@ def test_a_node_that_leaves_gives_up_the_checkpoint_that_is_being_written(tmp_pa
     in_world(tmp_path, scenario, disk_s=1.0)
 
 
-def test_checkpoints_are_written_regularly_and_on_leaving() -> None:
+@played_by(simulate)
+async def test_checkpoints_are_written_regularly_and_on_leaving(swarm: Swarm) -> None:
     """One per period while steps are made, the last at the step of leaving."""
+    host = swarm.start("n0", training__checkpoint_s=2.0, training__keep_checkpoints=2)
+    node = host.living
+    await swarm.until(lambda: node.progress.step >= 10, within_s=60, what="it trains")
+    written = [record.fields["step"] for record in swarm.records if record.event == "checkpoint_written"]
+    assert len(written) >= 2
 
-    async def scenario(swarm: Swarm) -> None:
-        host = swarm.start("n0", training__checkpoint_s=2.0, training__keep_checkpoints=2)
-        node = host.living
-        await swarm.until(lambda: node.progress.step >= 10, within_s=60, what="it trains")
-        written = [record.fields["step"] for record in swarm.records if record.event == "checkpoint_written"]
-        assert len(written) >= 2
-
-        node.leave()
-        assert host.task is not None
-        await host.task
-        steps = [record.fields["step"] for record in swarm.records if record.event == "checkpoint_written"]
-        assert steps[-1] == node.progress.step
-        assert steps == sorted(steps)
-
-    simulate(scenario)
+    node.leave()
+    assert host.task is not None
+    await host.task
+    steps = [record.fields["step"] for record in swarm.records if record.event == "checkpoint_written"]
+    assert steps[-1] == node.progress.step
+    assert steps == sorted(steps)
 
 
-def test_a_full_disk_is_logged_and_training_continues() -> None:
+@played_by(simulate)
+async def test_a_full_disk_is_logged_and_training_continues(swarm: Swarm) -> None:
     """Each failed checkpoint is an event; no step is lost, and the node leaves in order."""
+    host = swarm.start("n0", training__checkpoint_s=1.0)
+    node = host.living
+    await swarm.until(lambda: node.progress.step >= 1, within_s=60, what="a step")
 
-    async def scenario(swarm: Swarm) -> None:
-        host = swarm.start("n0", training__checkpoint_s=1.0)
-        node = host.living
-        await swarm.until(lambda: node.progress.step >= 1, within_s=60, what="a step")
+    host.disk.full = True
+    step = node.progress.step
+    await swarm.until(lambda: node.progress.step >= step + 5, within_s=60, what="five more steps")
 
-        host.disk.full = True
-        step = node.progress.step
-        await swarm.until(lambda: node.progress.step >= step + 5, within_s=60, what="five more steps")
-
-        refused = [record for record in swarm.records if record.event == "checkpoint_not_written"]
-        assert refused
-        assert "No space left" in refused[0].fields["reason"]
-        node.leave()
-        assert host.task is not None
-        assert await host.task == "leave"
-
-    simulate(scenario)
+    refused = [record for record in swarm.records if record.event == "checkpoint_not_written"]
+    assert refused
+    assert "No space left" in refused[0].fields["reason"]
+    node.leave()
+    assert host.task is not None
+    assert await host.task == "leave"
 
 
 def test_no_checkpoint_is_read_or_written_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,29 +452,27 @@ def test_no_checkpoint_is_read_or_written_on_the_event_loop(monkeypatch: pytest.
     simulate(scenario)
 
 
-def test_a_disk_that_cannot_be_read_ends_no_node() -> None:
+@played_by(simulate)
+async def test_a_disk_that_cannot_be_read_ends_no_node(swarm: Swarm) -> None:
     """Neither in training, nor on leaving, nor at the next start: each time there is an event that says why."""
 
     def broken(_folder: str = "") -> list[str]:
         raise OSError(5, "Input/output error")
 
-    async def scenario(swarm: Swarm) -> None:
-        host = swarm.start("n0", training__checkpoint_s=1.0)
-        host.disk.names = broken  # type: ignore[method-assign]
-        await swarm.until(lambda: host.living.progress.step >= 5, within_s=60, what="five steps")
-        host.living.leave()
-        assert host.task is not None
-        assert await host.task == "leave"
-        again = swarm.start("n0")
-        await swarm.until(lambda: again.living.progress.step >= 1, within_s=60, what="it trains")
+    host = swarm.start("n0", training__checkpoint_s=1.0)
+    host.disk.names = broken  # type: ignore[method-assign]
+    await swarm.until(lambda: host.living.progress.step >= 5, within_s=60, what="five steps")
+    host.living.leave()
+    assert host.task is not None
+    assert await host.task == "leave"
+    again = swarm.start("n0")
+    await swarm.until(lambda: again.living.progress.step >= 1, within_s=60, what="it trains")
 
-        refused = [record for record in swarm.records if record.event == "checkpoint_not_written"]
-        assert len(refused) >= 3
-        assert "Input/output error" in refused[0].fields["reason"]
-        unreadable = [record for record in swarm.records if record.event == "checkpoint_unreadable"]
-        assert [record.fields["folder"] for record in unreadable] == ["checkpoints"] * 2
-
-    simulate(scenario)
+    refused = [record for record in swarm.records if record.event == "checkpoint_not_written"]
+    assert len(refused) >= 3
+    assert "Input/output error" in refused[0].fields["reason"]
+    unreadable = [record for record in swarm.records if record.event == "checkpoint_unreadable"]
+    assert [record.fields["folder"] for record in unreadable] == ["checkpoints"] * 2
 
 
 def test_the_last_checkpoint_says_how_far_it_is(tmp_path: Path) -> None:

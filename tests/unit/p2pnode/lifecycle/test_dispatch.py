@@ -22,6 +22,7 @@ from p2pnode.training.trainer_link.data_messages import DataWanted
 from p2pnode.training.trainer_link.record_messages import RecordsGranted, RecordsWanted
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 
 
 def on_loop(test: Callable[..., None]) -> Callable[..., None]:
@@ -179,29 +180,26 @@ def test_a_run_whose_last_pass_failed_throughout_is_a_failure() -> None:
     assert Parts(serve=True).dispatch.failure() is None
 
 
-def test_all_parts_start_and_stop_with_the_node() -> None:
+@run_by(run)
+async def test_all_parts_start_and_stop_with_the_node() -> None:
     """Each under the genesis of the swarm; a node without any has nothing to do."""
+    both, called = Parts(source="master", serve=True), []
 
-    async def main() -> None:
-        both, called = Parts(source="master", serve=True), []
+    def part(name: str) -> Any:
+        async def ended(*given: Any) -> None:
+            called.append((name, *given))
 
-        def part(name: str) -> Any:
-            async def ended(*given: Any) -> None:
-                called.append((name, *given))
+        return SimpleNamespace(start=lambda genesis: called.append((name, genesis)), leave=ended, stop=ended)
 
-            return SimpleNamespace(start=lambda genesis: called.append((name, genesis)), leave=ended, stop=ended)
-
-        both.dispatch.master, both.dispatch.records = part("master"), part("records")
-        for dispatch in (both.dispatch, Parts().dispatch):
-            dispatch.enter(b"genesis")
-            await dispatch.leave(4.0)
-            await dispatch.stop()
-        assert called == [
-            ("master", b"genesis"),
-            ("records", b"genesis"),
-            ("records", 4.0),
-            ("records",),
-            ("master",),
-        ]
-
-    run(main())
+    both.dispatch.master, both.dispatch.records = part("master"), part("records")
+    for dispatch in (both.dispatch, Parts().dispatch):
+        dispatch.enter(b"genesis")
+        await dispatch.leave(4.0)
+        await dispatch.stop()
+    assert called == [
+        ("master", b"genesis"),
+        ("records", b"genesis"),
+        ("records", 4.0),
+        ("records",),
+        ("master",),
+    ]

@@ -29,6 +29,7 @@ from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer_link.interface import ModelDescription, Trainer, TrainerFailed
 from tests.harness.environment.simulated import InlineExecutor, ListLog, VirtualClock
 from tests.harness.project.repository import ROOT
+from tests.harness.runner.stories import run_by
 from tests.harness.trainers.conversion import conversion_here
 
 
@@ -113,23 +114,20 @@ def test_pt_files_of_two_nodes_are_the_same_bytes(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_a_trainer_that_does_not_answer_at_the_end_costs_nothing_already_described(tmp_path: Path) -> None:
+@run_by(asyncio.run)
+async def test_a_trainer_that_does_not_answer_at_the_end_costs_nothing_already_described(tmp_path: Path) -> None:
     """The description of the last steps is used; without one there is none, and the log says why."""
-
-    async def main() -> None:
-        trainer = Describing(Adapted())
-        export, log = exporting(tmp_path, trainer, "m.safetensors")
-        trainer.failing = True
-        assert await export.describe_last() is None
-        await export.describe_if_due()
-        trainer.failing = False
-        export, _ = exporting(tmp_path, trainer, "m.safetensors")
-        await export.describe_if_due()
-        trainer.failing = True
-        assert await export.describe_last() == export.description is not None
-        assert [record.event for record in log.records] == ["model_not_described"] * 2
-
-    asyncio.run(main())
+    trainer = Describing(Adapted())
+    export, log = exporting(tmp_path, trainer, "m.safetensors")
+    trainer.failing = True
+    assert await export.describe_last() is None
+    await export.describe_if_due()
+    trainer.failing = False
+    export, _ = exporting(tmp_path, trainer, "m.safetensors")
+    await export.describe_if_due()
+    trainer.failing = True
+    assert await export.describe_last() == export.description is not None
+    assert [record.event for record in log.records] == ["model_not_described"] * 2
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -13,51 +13,46 @@ from p2pnode.lifecycle import node as node_module
 from p2pnode.lifecycle.node import Node
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Activity
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.status_swarm import simulate
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StepTime, StubTrainer
 
 
-def test_the_states_of_a_run() -> None:
+@played_by(simulate)
+async def test_the_states_of_a_run(swarm: Swarm) -> None:
     """A node joins, trains, pauses on request, trains again, and ends with "leave"."""
+    host = swarm.start("n0")
+    node = host.living
+    assert (node.state, node.budget()) == ("joining", None)
+    await swarm.until(lambda: node.progress.step >= 2, within_s=30, what="it trains")
+    assert node.budget() is not None
+    assert node.nodes_ready() == 1
 
-    async def scenario(swarm: Swarm) -> None:
-        host = swarm.start("n0")
-        node = host.living
-        assert (node.state, node.budget()) == ("joining", None)
-        await swarm.until(lambda: node.progress.step >= 2, within_s=30, what="it trains")
-        assert node.budget() is not None
-        assert node.nodes_ready() == 1
+    node.pause()
+    assert node.state == "paused"
+    await asyncio.sleep(3.0)
+    step = node.progress.step
+    await asyncio.sleep(3.0)
+    assert node.progress.step == step
+    node.resume()
+    await swarm.until(lambda: node.progress.step > step, within_s=30, what="it trains again")
 
-        node.pause()
-        assert node.state == "paused"
-        await asyncio.sleep(3.0)
-        step = node.progress.step
-        await asyncio.sleep(3.0)
-        assert node.progress.step == step
-        node.resume()
-        await swarm.until(lambda: node.progress.step > step, within_s=30, what="it trains again")
-
-        node.leave()
-        assert host.task is not None
-        assert await host.task == "leave"
-
-    simulate(scenario)
+    node.leave()
+    assert host.task is not None
+    assert await host.task == "leave"
 
 
-def test_a_pause_before_training_holds() -> None:
+@played_by(simulate)
+async def test_a_pause_before_training_holds(swarm: Swarm) -> None:
     """A node that is paused while it starts makes no step until it is resumed."""
+    node = swarm.start("n0").living
+    node.pause()
+    await asyncio.sleep(10.0)
+    assert (node.state, node.progress.step) == ("paused", 0)
 
-    async def scenario(swarm: Swarm) -> None:
-        node = swarm.start("n0").living
-        node.pause()
-        await asyncio.sleep(10.0)
-        assert (node.state, node.progress.step) == ("paused", 0)
-
-        node.resume()
-        await swarm.until(lambda: node.progress.step >= 1, within_s=30, what="a step")
-
-    simulate(scenario)
+    node.resume()
+    await swarm.until(lambda: node.progress.step >= 1, within_s=30, what="a step")
 
 
 @pytest.mark.parametrize("method", ["bsp", "ssp", "pssp"])
@@ -101,22 +96,19 @@ def test_other_nodes_on_this_machine_that_have_not_begun_are_counted() -> None:
     assert Node._others_about_to_begin(cast(Any, SimpleNamespace(overlay=overlay))) == 3
 
 
-def test_a_model_that_cannot_fit_is_refused_before_it_is_exchanged() -> None:
+@played_by(simulate)
+async def test_a_model_that_cannot_fit_is_refused_before_it_is_exchanged(swarm: Swarm) -> None:
     """The sums are in the message, the trainer's estimate among them, and /status has it."""
+    host = swarm.start("n0")
+    await swarm.until(lambda: host.living.progress.step >= 1, within_s=30, what="it trains")
+    assert host.living.trainer_bytes == 0
 
-    async def scenario(swarm: Swarm) -> None:
-        host = swarm.start("n0")
-        await swarm.until(lambda: host.living.progress.step >= 1, within_s=30, what="it trains")
-        assert host.living.trainer_bytes == 0
-
-        swarm.available_memory = 1000
-        refused = swarm.start("n1", bootstrap="n0")
-        assert refused.task is not None
-        await asyncio.wait([refused.task], timeout=60)
-        assert "more memory" in str(refused.task.exception())
-        assert host.living.state == "training"
-
-    simulate(scenario)
+    swarm.available_memory = 1000
+    refused = swarm.start("n1", bootstrap="n0")
+    assert refused.task is not None
+    await asyncio.wait([refused.task], timeout=60)
+    assert "more memory" in str(refused.task.exception())
+    assert host.living.state == "training"
 
 
 def test_the_memory_check_is_told_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from p2pnode.status.live import METRICS, PERIOD_S, ROWS, History, LiveFeed, show
 from p2pnode.status.schema import PeerStatus, Status
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import played_by
 from tests.process.harness.fake_node import PEER, STATUS, FakeSource
 
 
@@ -58,65 +59,53 @@ def fed(scenario: Callable[[Source, LiveFeed], Awaitable[None]]) -> None:
     run(main(), limit_s=600)
 
 
-def test_it_looks_once_a_second_and_encodes_nothing_without_a_reader() -> None:
+@played_by(fed)
+async def test_it_looks_once_a_second_and_encodes_nothing_without_a_reader(source: Source, feed: LiveFeed) -> None:
     """A minute has sixty rows, whether or not someone reads; the list of peers is made for readers alone."""
-
-    async def scenario(source: Source, feed: LiveFeed) -> None:
-        await asyncio.sleep(60 * PERIOD_S - 0.5)
-        history = feed.history()
-        assert source.looks == len(history.times) == 60
-        assert source.peer_lists == 0
-        steps = history.series["step"]
-        assert list(steps) == [float(number) for number in range(1, 61)]
-        assert all(
-            later - earlier == pytest.approx(1.0, abs=0.02)
-            for earlier, later in zip(history.times, history.times[1:], strict=False)
-        )
-
-    fed(scenario)
+    await asyncio.sleep(60 * PERIOD_S - 0.5)
+    history = feed.history()
+    assert source.looks == len(history.times) == 60
+    assert source.peer_lists == 0
+    steps = history.series["step"]
+    assert list(steps) == [float(number) for number in range(1, 61)]
+    assert all(
+        later - earlier == pytest.approx(1.0, abs=0.02)
+        for earlier, later in zip(history.times, history.times[1:], strict=False)
+    )
 
 
-def test_all_readers_get_the_same_bytes() -> None:
+@played_by(fed)
+async def test_all_readers_get_the_same_bytes(source: Source, feed: LiveFeed) -> None:
     """Ten readers cost one look and one encoding; each message has status, peers and the newest row."""
-
-    async def scenario(source: Source, feed: LiveFeed) -> None:
-        await asyncio.sleep(0.5)
-        messages = await asyncio.gather(*(feed.next() for _ in range(10)))
-        assert source.peer_lists == 1
-        assert all(message is messages[0] for message in messages)
-        update = json.loads(messages[0] or b"")
-        assert (update["schema"], update["status"]["step"], update["peers_known"]) == (1, 2, 1)
-        assert update["sample"]["step"] == 2
-        assert json.loads(feed.now())["sample"] == {}
-
-    fed(scenario)
+    await asyncio.sleep(0.5)
+    messages = await asyncio.gather(*(feed.next() for _ in range(10)))
+    assert source.peer_lists == 1
+    assert all(message is messages[0] for message in messages)
+    update = json.loads(messages[0] or b"")
+    assert (update["schema"], update["status"]["step"], update["peers_known"]) == (1, 2, 1)
+    assert update["sample"]["step"] == 2
+    assert json.loads(feed.now())["sample"] == {}
 
 
-def test_a_reader_that_goes_leaves_nothing_behind() -> None:
+@played_by(fed)
+async def test_a_reader_that_goes_leaves_nothing_behind(source: Source, feed: LiveFeed) -> None:
     """A cancelled reader is forgotten, and the next look encodes nothing."""
-
-    async def scenario(source: Source, feed: LiveFeed) -> None:
-        reader = asyncio.create_task(feed.next())
-        await asyncio.sleep(0.1)
-        reader.cancel()
-        await asyncio.gather(reader, return_exceptions=True)
-        await asyncio.sleep(3.0)
-        assert source.peer_lists == 0
-
-    fed(scenario)
+    reader = asyncio.create_task(feed.next())
+    await asyncio.sleep(0.1)
+    reader.cancel()
+    await asyncio.gather(reader, return_exceptions=True)
+    await asyncio.sleep(3.0)
+    assert source.peer_lists == 0
 
 
-def test_the_end_reaches_every_reader() -> None:
+@played_by(fed)
+async def test_the_end_reaches_every_reader(_: Source, feed: LiveFeed) -> None:
     """Readers that wait get None when the node ends, and so do those that come later."""
-
-    async def scenario(_: Source, feed: LiveFeed) -> None:
-        readers = [asyncio.create_task(feed.next()) for _ in range(3)]
-        await asyncio.sleep(0.1)
-        await feed.stop()
-        assert await asyncio.gather(*readers) == [None] * 3
-        assert await feed.next() is None
-
-    fed(scenario)
+    readers = [asyncio.create_task(feed.next()) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    await feed.stop()
+    assert await asyncio.gather(*readers) == [None] * 3
+    assert await feed.next() is None
 
 
 def test_a_fault_of_looks_is_logged_once_and_the_next_one_follows(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from p2pnode.status.metrics import families, overlay_families
 from p2pnode.status.prometheus import counter, gauge, render
 from p2pnode.status.schema import DeviceStatus, DispatchStatus, Finding, LoopStatus, ServerStatus, ValuesStatus
 from tests.harness.project.exposition import complaints, known_families
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.status_swarm import report, simulate
 from tests.harness.swarms.swarm import Swarm
 
@@ -87,42 +88,39 @@ def test_a_round_trip_is_in_seconds_and_an_unknown_one_is_left_out() -> None:
     assert "round_trip" not in render(overlay_families(msgspec.structs.replace(OVERLAY, round_trip_ms=None)))
 
 
-def test_status_and_metrics_agree() -> None:
+@played_by(simulate)
+async def test_status_and_metrics_agree(swarm: Swarm) -> None:
     """Every number has a place of its own, and every described family comes from some node; one that has no exchange
     yet, and no records, values, server or devices, has no families of them."""
-
-    async def scenario(swarm: Swarm) -> None:
-        host = swarm.start("n0")
-        assert not any("p2pnode_shards" in family.name for family in report(swarm, host).metrics())
-        await swarm.until(lambda: host.living.progress.step >= 2, within_s=30, what="it trains")
-        plain = report(swarm, host).status()
-        line = plain.line
-        assert line is not None
-        full = msgspec.structs.replace(
-            plain,
-            dispatch=numbered(DispatchStatus),
-            values=numbered(ValuesStatus),
-            server=numbered(ServerStatus),
-            devices=[numbered(DeviceStatus, device="cpu", state="running")],
-            health=[Finding(level="warning", what="a", do="b")],
-            loop=LoopStatus(delay_ms_p50=1.0, delay_ms_p99=2.0, delay_ms_max=3.0, tasks=1),
-            line=msgspec.structs.replace(line, upload_bytes_per_s=2_500_000, codec="int8", needed_bytes_per_step=60),
-            exchange=msgspec.structs.replace(
-                plain.exchange, shards_owned=3, shards_backed=1, outstanding_steps=[1, 2], refused_here={"late": 1}
-            ),
-        )
-        made = families(host.living, full, is_ready=True)
-        page = render(made)
-        assert complaints(page) == []
-        of_the_server = {"p2pnode_http_refused_total": "counter"}
-        assert {family.name: family.kind for family in made} | of_the_server == known_families()
-        shown = dict(line.rpartition(" ")[::2] for line in page.splitlines() if not line.startswith("#"))
-        assert {name: float(shown[name]) for name in SHOWN} == SHOWN
-        text = render(families(host.living, plain, is_ready=False))
-        names = {family.name for family in text_string_to_metric_families(text)}
-        assert not [name for name in names if name.startswith(("p2pnode_dispatch", "p2pnode_values", "p2pnode_dev"))]
-
-    simulate(scenario)
+    host = swarm.start("n0")
+    assert not any("p2pnode_shards" in family.name for family in report(swarm, host).metrics())
+    await swarm.until(lambda: host.living.progress.step >= 2, within_s=30, what="it trains")
+    plain = report(swarm, host).status()
+    line = plain.line
+    assert line is not None
+    full = msgspec.structs.replace(
+        plain,
+        dispatch=numbered(DispatchStatus),
+        values=numbered(ValuesStatus),
+        server=numbered(ServerStatus),
+        devices=[numbered(DeviceStatus, device="cpu", state="running")],
+        health=[Finding(level="warning", what="a", do="b")],
+        loop=LoopStatus(delay_ms_p50=1.0, delay_ms_p99=2.0, delay_ms_max=3.0, tasks=1),
+        line=msgspec.structs.replace(line, upload_bytes_per_s=2_500_000, codec="int8", needed_bytes_per_step=60),
+        exchange=msgspec.structs.replace(
+            plain.exchange, shards_owned=3, shards_backed=1, outstanding_steps=[1, 2], refused_here={"late": 1}
+        ),
+    )
+    made = families(host.living, full, is_ready=True)
+    page = render(made)
+    assert complaints(page) == []
+    of_the_server = {"p2pnode_http_refused_total": "counter"}
+    assert {family.name: family.kind for family in made} | of_the_server == known_families()
+    shown = dict(line.rpartition(" ")[::2] for line in page.splitlines() if not line.startswith("#"))
+    assert {name: float(shown[name]) for name in SHOWN} == SHOWN
+    text = render(families(host.living, plain, is_ready=False))
+    names = {family.name for family in text_string_to_metric_families(text)}
+    assert not [name for name in names if name.startswith(("p2pnode_dispatch", "p2pnode_values", "p2pnode_dev"))]
 
 
 def parsed(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:

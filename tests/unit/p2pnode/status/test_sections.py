@@ -21,6 +21,7 @@ from p2pnode.training.dispatch.client import TROUBLE_S, Trouble
 from p2pnode.training.dispatch.master import MasterFacts
 from p2pnode.training.dispatch.messages import QueueCounts
 from p2pnode.training.dispatch.worker import RecordsFacts
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.status_swarm import report, simulate
 from tests.harness.swarms.swarm import Host, Swarm
 
@@ -158,66 +159,59 @@ def test_what_takes_long_says_how_far_it_is_and_the_time_to_go() -> None:
         (False, "start the trainer", "starting the trainer"),
     ],
 )
-def test_a_node_says_that_it_waits_for_the_script_to_attach(is_script: bool, what: str, summary: str) -> None:
+@played_by(simulate)
+async def test_a_node_says_that_it_waits_for_the_script_to_attach(
+    swarm: Swarm, *, is_script: bool, what: str, summary: str
+) -> None:
     """A script may read data for minutes before it attaches, or forget to; the trainer of a task is p2pnode's own."""
+    host = swarm.start("n0")
+    assert host.trainer is not None
+    host.trainer.is_script = is_script
+    host.trainer._start_s = 100.0
+    await swarm.until(lambda: host.living.overlay.genesis is not None, within_s=30, what="it is in the swarm")
+    await asyncio.sleep(5.0)
+    [row] = report(swarm, host).status().progress
+    assert row.what == what
+    assert summary in report(swarm, host).status().summary
 
-    async def scenario(swarm: Swarm) -> None:
-        host = swarm.start("n0")
-        assert host.trainer is not None
-        host.trainer.is_script = is_script
-        host.trainer._start_s = 100.0
-        await swarm.until(lambda: host.living.overlay.genesis is not None, within_s=30, what="it is in the swarm")
-        await asyncio.sleep(5.0)
-        [row] = report(swarm, host).status().progress
-        assert row.what == what
-        assert summary in report(swarm, host).status().summary
-
-        host.trainer._start_s = 0.0
-        await swarm.until(lambda: host.living.progress.step >= 1, within_s=120, what="it trains")
-        assert "attach" not in report(swarm, host).status().summary
-
-    simulate(scenario)
+    host.trainer._start_s = 0.0
+    await swarm.until(lambda: host.living.progress.step >= 1, within_s=120, what="it trains")
+    assert "attach" not in report(swarm, host).status().summary
 
 
-def test_peers_are_listed_furthest_ahead_first() -> None:
+@played_by(simulate, barrier__method="asp")
+async def test_peers_are_listed_furthest_ahead_first(swarm: Swarm) -> None:
     """Each peer has its lag behind this node; those ahead come first."""
+    hosts = swarm.start_many(3)
+    await swarm.until(lambda: all(host.living.progress.step >= 3 for host in hosts), within_s=90, what="all train")
+    own = report(swarm, hosts[0])
+    peers = own.peers()
 
-    async def scenario(swarm: Swarm) -> None:
-        hosts = swarm.start_many(3)
-        await swarm.until(lambda: all(host.living.progress.step >= 3 for host in hosts), within_s=90, what="all train")
-        own = report(swarm, hosts[0])
-        peers = own.peers()
-
-        assert len(peers) == 2
-        assert [peer.step for peer in peers] == sorted((peer.step for peer in peers), reverse=True)
-        assert all(peer.lag == own.status().step - peer.step for peer in peers)
-        assert [peer.version for peer in peers] == [__version__] * 2
-
-    simulate(scenario, barrier__method="asp")
+    assert len(peers) == 2
+    assert [peer.step for peer in peers] == sorted((peer.step for peer in peers), reverse=True)
+    assert all(peer.lag == own.status().step - peer.step for peer in peers)
+    assert [peer.version for peer in peers] == [__version__] * 2
 
 
-def test_peers_have_their_shards_their_samples_and_the_age_of_their_progress() -> None:
+@played_by(simulate, barrier__method="asp")
+async def test_peers_have_their_shards_their_samples_and_the_age_of_their_progress(swarm: Swarm) -> None:
     """All shards together are the swarm's; a peer whose trainer hangs makes no progress, and its age rises."""
+    hosts = swarm.start_many(3)
+    await swarm.until(lambda: all(host.living.progress.step >= 3 for host in hosts), within_s=90, what="all train")
+    own = report(swarm, hosts[0])
 
-    async def scenario(swarm: Swarm) -> None:
-        hosts = swarm.start_many(3)
-        await swarm.until(lambda: all(host.living.progress.step >= 3 for host in hosts), within_s=90, what="all train")
-        own = report(swarm, hosts[0])
+    def owned() -> int:
+        return own.status().exchange.shards_owned + sum(peer.shards or 0 for peer in own.peers())
 
-        def owned() -> int:
-            return own.status().exchange.shards_owned + sum(peer.shards or 0 for peer in own.peers())
-
-        await swarm.until(lambda: owned() == own.status().exchange.shards, within_s=60, what="every owner is known")
-        assert all(peer.samples > 0 for peer in own.peers())
-        hung = hosts[1]
-        assert hung.trainer is not None
-        hung.trainer.hang()
-        await asyncio.sleep(20.0)
-        ages = {peer.id: peer.progress_seconds for peer in own.peers()}
-        assert ages.pop(hung.living.identity.node_id.hex()) > 15.0
-        assert all(age < 10.0 for age in ages.values())
-
-    simulate(scenario, barrier__method="asp")
+    await swarm.until(lambda: owned() == own.status().exchange.shards, within_s=60, what="every owner is known")
+    assert all(peer.samples > 0 for peer in own.peers())
+    hung = hosts[1]
+    assert hung.trainer is not None
+    hung.trainer.hang()
+    await asyncio.sleep(20.0)
+    ages = {peer.id: peer.progress_seconds for peer in own.peers()}
+    assert ages.pop(hung.living.identity.node_id.hex()) > 15.0
+    assert all(age < 10.0 for age in ages.values())
 
 
 def peer(number: int) -> Peer:

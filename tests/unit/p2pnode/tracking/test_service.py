@@ -19,6 +19,7 @@ from p2pnode.tracking.writers import Record
 from p2pnode.training.progress import STEPS_KEPT, Progress, StepRow
 from tests.harness.environment.simulated import ListLog, NoLog, VirtualClock
 from tests.harness.environment.virtual_loop import run as run_virtual
+from tests.harness.runner.stories import run_by
 
 WRITING = Writing(Tracker("csv", "steps.csv"), Path("/state"), "digits", "a1b2")
 
@@ -89,113 +90,95 @@ def virtual(test: Coroutine[Any, Any, None]) -> None:
     run_virtual(test)
 
 
-def test_every_step_is_written_also_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(virtual)
+async def test_every_step_is_written_also_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are written within a second; `close` writes what came after the last look."""
-
-    async def course() -> None:
-        world = World(monkeypatch)
-        await world.step(5)
-        world.progress.steps.append({"step": 6})
-        await world.stop()
-        assert [record.step for record in world.writers[0].records] == [1, 2, 3, 4, 5, 6]
-        assert world.writers[0].closed
-        assert (world.events(), world.tracking.problem, world.tracking.lost) == ([], "", 0)
-
-    virtual(course())
+    world = World(monkeypatch)
+    await world.step(5)
+    world.progress.steps.append({"step": 6})
+    await world.stop()
+    assert [record.step for record in world.writers[0].records] == [1, 2, 3, 4, 5, 6]
+    assert world.writers[0].closed
+    assert (world.events(), world.tracking.problem, world.tracking.lost) == ([], "", 0)
 
 
-def test_a_writer_that_fails_is_named_and_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(virtual)
+async def test_a_writer_that_fails_is_named_and_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reason is a warning and a finding until the next writer has written a record; gaps are counted."""
-
-    async def course() -> None:
-        world = World(monkeypatch)
-        await world.step(3)
-        world.writers[0].fails = OSError(28, "No space left on device")
-        await world.step(10)
-        [finding] = tracker_findings(world.tracking.name, world.tracking.problem, world.tracking.lost)
-        assert "csv:steps.csv fails: [Errno 28] No space left on device" in finding.what
-        await asyncio.sleep(RETRY_S)
-        await world.step(2)
-        assert world.writers[0].closed
-        assert [record.step for record in world.writers[1].records] == [14, 15]
-        assert world.events() == ["tracker_failed", "tracker_writes_again"]
-        assert tracker_findings(world.tracking.name, world.tracking.problem, 0) == []
-        assert world.tracking.lost == 10
-        await world.stop()
-
-    virtual(course())
+    world = World(monkeypatch)
+    await world.step(3)
+    world.writers[0].fails = OSError(28, "No space left on device")
+    await world.step(10)
+    [finding] = tracker_findings(world.tracking.name, world.tracking.problem, world.tracking.lost)
+    assert "csv:steps.csv fails: [Errno 28] No space left on device" in finding.what
+    await asyncio.sleep(RETRY_S)
+    await world.step(2)
+    assert world.writers[0].closed
+    assert [record.step for record in world.writers[1].records] == [14, 15]
+    assert world.events() == ["tracker_failed", "tracker_writes_again"]
+    assert tracker_findings(world.tracking.name, world.tracking.problem, 0) == []
+    assert world.tracking.lost == 10
+    await world.stop()
 
 
-def test_a_library_may_raise_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(virtual)
+async def test_a_library_may_raise_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kind of the error is named with its text."""
-
-    async def course() -> None:
-        world = World(monkeypatch)
-        await world.step()
-        world.writers[0].fails = ZeroDivisionError("by\nzero")
-        await world.step()
-        assert world.tracking.problem == "ZeroDivisionError: by zero"
-        await world.stop()
-
-    virtual(course())
+    world = World(monkeypatch)
+    await world.step()
+    world.writers[0].fails = ZeroDivisionError("by\nzero")
+    await world.step()
+    assert world.tracking.problem == "ZeroDivisionError: by zero"
+    await world.stop()
 
 
-def test_a_failure_that_repeats_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(virtual)
+async def test_a_failure_that_repeats_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A place that cannot be opened is tried every minute, and logged when the reason changes."""
-
-    async def course() -> None:
-        world = World(monkeypatch, opens=0)
-        await asyncio.sleep(10 * RETRY_S)
-        assert world.events() == ["tracker_failed"]
-        assert "no such folder" in world.tracking.problem
-        await world.stop()
-
-    virtual(course())
+    world = World(monkeypatch, opens=0)
+    await asyncio.sleep(10 * RETRY_S)
+    assert world.events() == ["tracker_failed"]
+    assert "no such folder" in world.tracking.problem
+    await world.stop()
 
 
 @pytest.mark.parametrize(("written", "patience_s"), [(0, START_PATIENCE_S), (3, PATIENCE_S)])
-def test_a_thread_that_hangs_is_a_problem_until_it_goes_on(
+@run_by(virtual)
+async def test_a_thread_that_hangs_is_a_problem_until_it_goes_on(
     monkeypatch: pytest.MonkeyPatch, written: int, patience_s: float
 ) -> None:
     """Silence is a problem after the patience, longer while the library may still be loading. Steps of the time
     between are lost and counted. An idle node is none."""
-
-    async def course() -> None:
-        world = World(monkeypatch)
-        if written:
-            await asyncio.sleep(10 * START_PATIENCE_S)
-            await world.step(written)
-        world.free.clear()
-        await world.step()
-        await asyncio.sleep(patience_s - 2.0)
-        assert world.events() == []
-        await asyncio.sleep(4.0)
-        assert "written nothing for" in world.tracking.problem
-        await world.step(5)
-        world.free.set()
-        await asyncio.sleep(1.0)
-        await world.step(2)
-        assert world.events() == ["tracker_failed", "tracker_writes_again"]
-        steps = [record.step for record in world.writers[0].records]
-        assert steps == ([1, 2, 3, 4, 10, 11] if written else [7, 8])
-        assert world.tracking.lost == (5 if written else 6)
-        await world.stop()
-
-    virtual(course())
+    world = World(monkeypatch)
+    if written:
+        await asyncio.sleep(10 * START_PATIENCE_S)
+        await world.step(written)
+    world.free.clear()
+    await world.step()
+    await asyncio.sleep(patience_s - 2.0)
+    assert world.events() == []
+    await asyncio.sleep(4.0)
+    assert "written nothing for" in world.tracking.problem
+    await world.step(5)
+    world.free.set()
+    await asyncio.sleep(1.0)
+    await world.step(2)
+    assert world.events() == ["tracker_failed", "tracker_writes_again"]
+    steps = [record.step for record in world.writers[0].records]
+    assert steps == ([1, 2, 3, 4, 10, 11] if written else [7, 8])
+    assert world.tracking.lost == (5 if written else 6)
+    await world.stop()
 
 
-def test_a_thread_that_hangs_keeps_no_node_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(virtual)
+async def test_a_thread_that_hangs_keeps_no_node_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     """`close` gives up after its time."""
-
-    async def course() -> None:
-        world = World(monkeypatch)
-        await world.step()
-        world.free.clear()
-        await world.step()
-        async with asyncio.timeout(service.CLOSE_S + 1.0):
-            await world.stop()
-
-    virtual(course())
+    world = World(monkeypatch)
+    await world.step()
+    world.free.clear()
+    await world.step()
+    async with asyncio.timeout(service.CLOSE_S + 1.0):
+        await world.stop()
 
 
 def test_the_real_thread_writes_a_table(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from p2pnode.overlay.peers import STALL_FLOOR_S, STALL_STEPS, Activity
 from p2pnode.training.barriers.waiter import LONGEST_UNPROVEN_S, BarrierWaiter, longest_idle_s
 from p2pnode.training.settings import BarrierMethod
+from tests.harness.runner.stories import played_by
 from tests.harness.stubs.barrier_peers import MINE, QUERY_S, SLOW_S, FakeOverlay, later, node, play
 
 # -- peers that do not answer -----------------------------------------------------------------------------------------
@@ -30,18 +31,15 @@ def test_a_silent_peer_leaves_a_sampled_barrier(method: BarrierMethod) -> None:
     play(scenario, method)
 
 
-def test_a_silent_peer_does_not_excuse_one_that_answers() -> None:
+@played_by(play)
+async def test_a_silent_peer_does_not_excuse_one_that_answers(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """A peer that answers with too low a step blocks a sampled barrier, even if the others do not answer."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        overlay.add(1, 0)
-        overlay.add(2, MINE - 1)
-        overlay.silent[node(1)] = None
-        await asyncio.sleep(0.1)
-        later(2.0, lambda: overlay.steps.update({node(2): MINE}))
-        assert await gate.wait(MINE, 1.0) >= 2.0
-
-    play(scenario)
+    overlay.add(1, 0)
+    overlay.add(2, MINE - 1)
+    overlay.silent[node(1)] = None
+    await asyncio.sleep(0.1)
+    later(2.0, lambda: overlay.steps.update({node(2): MINE}))
+    assert await gate.wait(MINE, 1.0) >= 2.0
 
 
 @pytest.mark.parametrize("method", ["bsp", "ssp"])
@@ -88,20 +86,17 @@ def test_a_peer_that_dies_while_asked_holds_nobody(method: BarrierMethod) -> Non
     play(scenario, method)
 
 
-def test_an_answer_in_the_same_instant_is_an_answer() -> None:
+@played_by(play)
+async def test_an_answer_in_the_same_instant_is_an_answer(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """On a fast network an answer may carry the very time of the question."""
+    overlay.add(1, MINE - 1)
 
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        overlay.add(1, MINE - 1)
+    async def at_once(node_ids: Sequence[bytes]) -> None:
+        overlay.hear(node_ids[0], overlay.steps[node_ids[0]])
 
-        async def at_once(node_ids: Sequence[bytes]) -> None:
-            overlay.hear(node_ids[0], overlay.steps[node_ids[0]])
-
-        overlay.query_steps = at_once  # type: ignore[method-assign]
-        later(0.98, lambda: overlay.steps.update({node(1): MINE}))
-        assert await gate.wait(MINE, 1.0) == pytest.approx(1.0)
-
-    play(scenario)
+    overlay.query_steps = at_once  # type: ignore[method-assign]
+    later(0.98, lambda: overlay.steps.update({node(1): MINE}))
+    assert await gate.wait(MINE, 1.0) == pytest.approx(1.0)
 
 
 # -- peers that count -------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from p2pnode.training.dispatch.messages import (
 )
 from tests.harness.environment.simulated import VirtualClock, make_environment
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import played_by
 
 GENESIS = b"g" * 16
 ME = Contact(b"m" * 20, Address("10.0.0.1", 8468))
@@ -100,118 +101,110 @@ def with_directory(scenario: Callable[[Swarm, MasterDirectory, VirtualClock], Aw
     run(main())
 
 
-def test_a_record_is_known_for_half_a_minute_after_it_was_last_heard() -> None:
+@played_by(with_directory)
+async def test_a_record_is_known_for_half_a_minute_after_it_was_last_heard(
+    swarm: Swarm, directory: MasterDirectory, clock: VirtualClock
+) -> None:
     """And no longer where its master is known to be gone."""
+    directory.note(record(ONE))
+    await asyncio.sleep(RECORD_S - 1.0)
+    assert directory.record == record(ONE)
+    directory.note(record(ONE))
+    await asyncio.sleep(RECORD_S - 0.1)
+    assert directory.record == record(ONE)
+    await asyncio.sleep(0.1)
+    assert directory.record is None
 
-    async def scenario(swarm: Swarm, directory: MasterDirectory, clock: VirtualClock) -> None:
-        directory.note(record(ONE))
-        await asyncio.sleep(RECORD_S - 1.0)
-        assert directory.record == record(ONE)
-        directory.note(record(ONE))
-        await asyncio.sleep(RECORD_S - 0.1)
-        assert directory.record == record(ONE)
-        await asyncio.sleep(0.1)
-        assert directory.record is None
-
-        directory.note(record(ONE))
-        swarm.gone.add(ONE.node_id)
-        assert directory.record is None
-
-    with_directory(scenario)
+    directory.note(record(ONE))
+    swarm.gone.add(ONE.node_id)
+    assert directory.record is None
 
 
-def test_the_higher_epoch_wins_while_its_record_is_fresh() -> None:
+@played_by(with_directory)
+async def test_the_higher_epoch_wins_while_its_record_is_fresh(
+    _: Swarm, directory: MasterDirectory, __: VirtualClock
+) -> None:
     """Listeners get each record that differs, once; an old epoch counts again after the newer one is forgotten."""
+    heard: list[MasterRecord] = []
+    directory.on_record(heard.append)
+    for one in (record(ONE, 4), record(ONE, 4), record(TWO, 3), record(TWO, 5)):
+        directory.note(one)
+    assert heard == [record(ONE, 4), record(TWO, 5)]
 
-    async def scenario(_: Swarm, directory: MasterDirectory, __: VirtualClock) -> None:
-        heard: list[MasterRecord] = []
-        directory.on_record(heard.append)
-        for one in (record(ONE, 4), record(ONE, 4), record(TWO, 3), record(TWO, 5)):
-            directory.note(one)
-        assert heard == [record(ONE, 4), record(TWO, 5)]
-
-        directory.forget(record(ONE, 4))
-        assert directory.record == record(TWO, 5), "that is not the present one"
-        directory.forget(record(TWO, 5))
-        assert directory.record is None
-        directory.note(record(ONE, 4))
-        assert heard[-1] == record(ONE, 4)
-
-    with_directory(scenario)
+    directory.forget(record(ONE, 4))
+    assert directory.record == record(TWO, 5), "that is not the present one"
+    directory.forget(record(TWO, 5))
+    assert directory.record is None
+    directory.note(record(ONE, 4))
+    assert heard[-1] == record(ONE, 4)
 
 
-def test_a_record_is_sent_to_the_eight_nodes_nearest_to_the_key() -> None:
+@played_by(with_directory)
+async def test_a_record_is_sent_to_the_eight_nodes_nearest_to_the_key(
+    swarm: Swarm, directory: MasterDirectory, _: VirtualClock
+) -> None:
     """This node is none of them, though it has the record; some do not answer."""
-
-    async def scenario(swarm: Swarm, directory: MasterDirectory, _: VirtualClock) -> None:
-        swarm.knows[ONE.node_id] = None
-        swarm.knows[TWO.node_id] = b"\xff"
-        own = directory.own_record(7, b"store")
-        assert own == record(ME, 7, b"store")
-        await directory.publish(GENESIS, own)
-        assert swarm.asked == [(one.node_id, WhoServes(own)) for one in OTHERS[:KEEPERS]]
-        assert swarm.looked_up == [key_of(GENESIS)]
-        assert directory.record == own
-
-    with_directory(scenario)
+    swarm.knows[ONE.node_id] = None
+    swarm.knows[TWO.node_id] = b"\xff"
+    own = directory.own_record(7, b"store")
+    assert own == record(ME, 7, b"store")
+    await directory.publish(GENESIS, own)
+    assert swarm.asked == [(one.node_id, WhoServes(own)) for one in OTHERS[:KEEPERS]]
+    assert swarm.looked_up == [key_of(GENESIS)]
+    assert directory.record == own
 
 
-def test_who_does_not_know_asks_the_keepers_and_takes_the_newest() -> None:
+@played_by(with_directory)
+async def test_who_does_not_know_asks_the_keepers_and_takes_the_newest(
+    swarm: Swarm, directory: MasterDirectory, _: VirtualClock
+) -> None:
     """Not one whose master is gone; who knows asks nobody."""
-
-    async def scenario(swarm: Swarm, directory: MasterDirectory, _: VirtualClock) -> None:
-        swarm.gone.add(OTHERS[5].node_id)
-        for keeper, known in ((OTHERS[0], record(ONE, 2)), (OTHERS[1], record(TWO, 3)), (OTHERS[2], record(ONE, 1))):
-            swarm.knows[keeper.node_id] = WhoServes(known)
-        swarm.knows[OTHERS[3].node_id] = WhoServes(record(OTHERS[5], 9))
-        swarm.knows[OTHERS[4].node_id] = None
-        assert await directory.find(GENESIS) == record(TWO, 3)
-        assert len(swarm.asked) == KEEPERS
-        assert await directory.find(GENESIS) == record(TWO, 3)
-        assert len(swarm.asked) == KEEPERS
-
-    with_directory(scenario)
+    swarm.gone.add(OTHERS[5].node_id)
+    for keeper, known in ((OTHERS[0], record(ONE, 2)), (OTHERS[1], record(TWO, 3)), (OTHERS[2], record(ONE, 1))):
+        swarm.knows[keeper.node_id] = WhoServes(known)
+    swarm.knows[OTHERS[3].node_id] = WhoServes(record(OTHERS[5], 9))
+    swarm.knows[OTHERS[4].node_id] = None
+    assert await directory.find(GENESIS) == record(TWO, 3)
+    assert len(swarm.asked) == KEEPERS
+    assert await directory.find(GENESIS) == record(TWO, 3)
+    assert len(swarm.asked) == KEEPERS
 
 
-def test_a_record_is_confirmed_by_the_node_that_it_names() -> None:
+@played_by(with_directory)
+async def test_a_record_is_confirmed_by_the_node_that_it_names(
+    swarm: Swarm, directory: MasterDirectory, _: VirtualClock
+) -> None:
     """Not if that is silent, serves no more, names another, or is this node itself."""
-
-    async def scenario(swarm: Swarm, directory: MasterDirectory, _: VirtualClock) -> None:
-        directory.note(record(ONE, 2))
-        for answer, is_confirmed in (
-            (None, False),
-            (WhoServes(None), False),
-            (WhoServes(record(TWO, 2)), False),
-            (WhoServes(record(ONE, 2)), True),
-        ):
-            swarm.knows[ONE.node_id] = answer
-            swarm.asked.clear()
-            assert await directory.confirmed(GENESIS) == (record(ONE, 2) if is_confirmed else None)
-            assert swarm.asked == [(ONE.node_id, WhoServes(None))]
-        directory.note(record(ME, 3))
-        assert await directory.confirmed(GENESIS) is None
-
-    with_directory(scenario)
+    directory.note(record(ONE, 2))
+    for answer, is_confirmed in (
+        (None, False),
+        (WhoServes(None), False),
+        (WhoServes(record(TWO, 2)), False),
+        (WhoServes(record(ONE, 2)), True),
+    ):
+        swarm.knows[ONE.node_id] = answer
+        swarm.asked.clear()
+        assert await directory.confirmed(GENESIS) == (record(ONE, 2) if is_confirmed else None)
+        assert swarm.asked == [(ONE.node_id, WhoServes(None))]
+    directory.note(record(ME, 3))
+    assert await directory.confirmed(GENESIS) is None
 
 
-def test_a_node_announces_itself_alone() -> None:
+@played_by(with_directory)
+async def test_a_node_announces_itself_alone(swarm: Swarm, directory: MasterDirectory, _: VirtualClock) -> None:
     """Its record is kept under the address that it was heard from; another's, and what is malformed, is refused."""
-
-    async def scenario(swarm: Swarm, directory: MasterDirectory, _: VirtualClock) -> None:
-        moved = Contact(ONE.node_id, Address("192.0.2.7", 9000))
-        response = await swarm.handler(moved, encode(WhoServes(record(ONE, 3, b"id"))), None)
-        assert directory.record == record(moved, 3, b"id")
-        assert decode_who(response.head) == WhoServes(record(moved, 3, b"id"))
-        with pytest.raises(RequestRejected, match="announces itself"):
-            await swarm.handler(TWO, encode(WhoServes(record(ONE, 9))), None)
-        with pytest.raises(RequestRejected, match="malformed WhoServes"):
-            await swarm.handler(TWO, b"\xff\x00", None)
-        assert directory.record == record(moved, 3, b"id")
-        assert decode_who((await swarm.handler(TWO, encode(WhoServes(None)), None)).head) == WhoServes(
-            record(moved, 3, b"id")
-        )
-
-    with_directory(scenario)
+    moved = Contact(ONE.node_id, Address("192.0.2.7", 9000))
+    response = await swarm.handler(moved, encode(WhoServes(record(ONE, 3, b"id"))), None)
+    assert directory.record == record(moved, 3, b"id")
+    assert decode_who(response.head) == WhoServes(record(moved, 3, b"id"))
+    with pytest.raises(RequestRejected, match="announces itself"):
+        await swarm.handler(TWO, encode(WhoServes(record(ONE, 9))), None)
+    with pytest.raises(RequestRejected, match="malformed WhoServes"):
+        await swarm.handler(TWO, b"\xff\x00", None)
+    assert directory.record == record(moved, 3, b"id")
+    assert decode_who((await swarm.handler(TWO, encode(WhoServes(None)), None)).head) == WhoServes(
+        record(moved, 3, b"id")
+    )
 
 
 # -- requests to the master
@@ -226,46 +219,41 @@ def with_client(scenario: Callable[[Swarm, MasterClient, MasterDirectory], Await
     run(main())
 
 
-def test_a_request_whose_answer_is_lost_is_sent_again_as_it_was() -> None:
+@played_by(with_client)
+async def test_a_request_whose_answer_is_lost_is_sent_again_as_it_was(
+    swarm: Swarm, client: MasterClient, _: MasterDirectory
+) -> None:
     """Until there is an answer; meanwhile `trouble` says since when and why."""
-
-    async def scenario(swarm: Swarm, client: MasterClient, _: MasterDirectory) -> None:
-        swarm.knows[TWO.node_id] = WhoServes(record(ONE, 1))
-        swarm.answers[ONE.node_id] = ["lost", "lost", ACCEPTED]
-        asking = asyncio.create_task(client.ask(GENESIS, REQUEST, ReportsTold))
-        await asyncio.sleep(6.0)
-        assert client.trouble is not None
-        assert "was silent" in client.trouble.reason
-        assert await asking == ACCEPTED
-        assert swarm.requests == [(ONE.node_id, REQUEST)] * 3
-        assert (client.trouble, client.master) == (None, ONE.node_id)
-
-    with_client(scenario)
+    swarm.knows[TWO.node_id] = WhoServes(record(ONE, 1))
+    swarm.answers[ONE.node_id] = ["lost", "lost", ACCEPTED]
+    asking = asyncio.create_task(client.ask(GENESIS, REQUEST, ReportsTold))
+    await asyncio.sleep(6.0)
+    assert client.trouble is not None
+    assert "was silent" in client.trouble.reason
+    assert await asking == ACCEPTED
+    assert swarm.requests == [(ONE.node_id, REQUEST)] * 3
+    assert (client.trouble, client.master) == (None, ONE.node_id)
 
 
-def test_a_node_that_does_not_serve_names_the_one_that_does() -> None:
+@played_by(with_client)
+async def test_a_node_that_does_not_serve_names_the_one_that_does(
+    swarm: Swarm, client: MasterClient, _: MasterDirectory
+) -> None:
     """The request goes there at once; a record with an older epoch is not followed."""
-
-    async def scenario(swarm: Swarm, client: MasterClient, _: MasterDirectory) -> None:
-        swarm.knows[ONE.node_id] = WhoServes(record(ONE, 4))
-        swarm.answers[ONE.node_id] = [TryAgain("not now", record(TWO, 3)), TryAgain("no more", record(TWO, 5))]
-        swarm.answers[TWO.node_id] = [ACCEPTED]
-        assert await client.ask(GENESIS, REQUEST, ReportsTold) == ACCEPTED
-        assert [node for node, _ in swarm.requests] == [one.node_id for one in (ONE, ONE, TWO)]
-
-    with_client(scenario)
+    swarm.knows[ONE.node_id] = WhoServes(record(ONE, 4))
+    swarm.answers[ONE.node_id] = [TryAgain("not now", record(TWO, 3)), TryAgain("no more", record(TWO, 5))]
+    swarm.answers[TWO.node_id] = [ACCEPTED]
+    assert await client.ask(GENESIS, REQUEST, ReportsTold) == ACCEPTED
+    assert [node for node, _ in swarm.requests] == [one.node_id for one in (ONE, ONE, TWO)]
 
 
-def test_a_new_master_ends_the_wait() -> None:
+@played_by(with_client)
+async def test_a_new_master_ends_the_wait(swarm: Swarm, client: MasterClient, directory: MasterDirectory) -> None:
     """Its record wakes a client that waits, whatever its backoff."""
-
-    async def scenario(swarm: Swarm, client: MasterClient, directory: MasterDirectory) -> None:
-        asking = asyncio.create_task(client.ask(GENESIS, REQUEST, ReportsTold))
-        await asyncio.sleep(30.0)
-        swarm.answers[TWO.node_id] = [ACCEPTED]
-        began = asyncio.get_running_loop().time()
-        directory.note(record(TWO, 1))
-        await asking
-        assert asyncio.get_running_loop().time() - began < 0.1
-
-    with_client(scenario)
+    asking = asyncio.create_task(client.ask(GENESIS, REQUEST, ReportsTold))
+    await asyncio.sleep(30.0)
+    swarm.answers[TWO.node_id] = [ACCEPTED]
+    began = asyncio.get_running_loop().time()
+    directory.note(record(TWO, 1))
+    await asking
+    assert asyncio.get_running_loop().time() - began < 0.1

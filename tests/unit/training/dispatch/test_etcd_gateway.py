@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from p2pnode.training.dispatch.etcd_gateway import EtcdGateway, EtcdRefused, EtcdUnreachable, coded, decoded
+from tests.harness.runner.stories import played_by
 
 LIMIT_S = 60.0
 #: The path of a request, its body, and its token; gives a status and a body.
@@ -59,15 +60,12 @@ def test_bytes_are_coded_as_the_gateway_wants_them() -> None:
     assert decoded(coded(bytes(range(256)))) == bytes(range(256))
 
 
-def test_an_answer_is_given_and_that_of_a_stream_is_unpacked() -> None:
+@played_by(run)
+async def test_an_answer_is_given_and_that_of_a_stream_is_unpacked() -> None:
     """A renewal of a lease is a stream of one message."""
-
-    async def scenario() -> None:
-        assert await answered(200, b'{"count": "3"}') == {"count": "3"}
-        assert await answered(200, b'{"result": {"TTL": "9"}}') == {"TTL": "9"}
-        assert await answered(200, b"{}") == {}
-
-    run(scenario)
+    assert await answered(200, b'{"count": "3"}') == {"count": "3"}
+    assert await answered(200, b'{"result": {"TTL": "9"}}') == {"TTL": "9"}
+    assert await answered(200, b"{}") == {}
 
 
 @pytest.mark.parametrize(
@@ -78,15 +76,12 @@ def test_an_answer_is_given_and_that_of_a_stream_is_unpacked() -> None:
         (429, b'{"code": 8, "message": "database space exceeded"}', 8),
     ],
 )
-def test_what_etcd_did_not_execute_is_refused_with_its_code(status: int, raw: bytes, code: int) -> None:
+@played_by(run)
+async def test_what_etcd_did_not_execute_is_refused_with_its_code(*, status: int, raw: bytes, code: int) -> None:
     """Of a stream too, whose status is that of success."""
-
-    async def scenario() -> None:
-        with pytest.raises(EtcdRefused, match="etcd refused: ") as refused:
-            await answered(status, raw)
-        assert refused.value.code == code
-
-    run(scenario)
+    with pytest.raises(EtcdRefused, match="etcd refused: ") as refused:
+        await answered(status, raw)
+    assert refused.value.code == code
 
 
 @pytest.mark.parametrize(
@@ -101,40 +96,35 @@ def test_what_etcd_did_not_execute_is_refused_with_its_code(status: int, raw: by
         (502, b""),
     ],
 )
-def test_what_may_have_been_executed_is_no_refusal(status: int, raw: bytes) -> None:
+@played_by(run)
+async def test_what_may_have_been_executed_is_no_refusal(*, status: int, raw: bytes) -> None:
     """Nor an answer that no etcd gives: the caller has to find out."""
-
-    async def scenario() -> None:
-        with pytest.raises(EtcdUnreachable, match="does not answer"):
-            await answered(status, raw)
-
-    run(scenario)
+    with pytest.raises(EtcdUnreachable, match="does not answer"):
+        await answered(status, raw)
 
 
-def test_the_endpoint_that_answered_last_is_asked_first() -> None:
+@played_by(run)
+async def test_the_endpoint_that_answered_last_is_asked_first() -> None:
     """One that refuses connections is passed over, and then left."""
-
-    async def scenario() -> None:
-        seen: list[str] = []
-        async with serving(lambda path, *_: (seen.append(path), (200, b"{}"))[1]) as endpoint:
-            gateway = EtcdGateway(["http://127.0.0.1:1", endpoint])
-            await gateway.call("kv/range", {}, LIMIT_S)
-            assert gateway._endpoints == [endpoint, "http://127.0.0.1:1"]
-            await gateway.call("kv/txn", {}, LIMIT_S)
-            assert seen == ["kv/range", "kv/txn"]
-            await gateway.close()
-        gateway = EtcdGateway(["http://127.0.0.1:1", "http://127.0.0.1:2"])
-        with pytest.raises(EtcdUnreachable, match=r"etcd at http://127\.0\.0\.1:1, http://127\.0\.0\.1:2 does not"):
-            await gateway.call("kv/range", {}, LIMIT_S)
-        with pytest.raises(EtcdUnreachable, match="no time left"):
-            await gateway.call("kv/range", {}, 0.0)
+    seen: list[str] = []
+    async with serving(lambda path, *_: (seen.append(path), (200, b"{}"))[1]) as endpoint:
+        gateway = EtcdGateway(["http://127.0.0.1:1", endpoint])
+        await gateway.call("kv/range", {}, LIMIT_S)
+        assert gateway._endpoints == [endpoint, "http://127.0.0.1:1"]
+        await gateway.call("kv/txn", {}, LIMIT_S)
+        assert seen == ["kv/range", "kv/txn"]
         await gateway.close()
-
-    run(scenario)
+    gateway = EtcdGateway(["http://127.0.0.1:1", "http://127.0.0.1:2"])
+    with pytest.raises(EtcdUnreachable, match=r"etcd at http://127\.0\.0\.1:1, http://127\.0\.0\.1:2 does not"):
+        await gateway.call("kv/range", {}, LIMIT_S)
+    with pytest.raises(EtcdUnreachable, match="no time left"):
+        await gateway.call("kv/range", {}, 0.0)
+    await gateway.close()
 
 
 @pytest.mark.parametrize("stale", [(401, 16, "invalid token"), (400, 3, "etcdserver: invalid auth token")])
-def test_a_token_that_has_ended_is_fetched_again_once(stale: tuple[int, int, str]) -> None:
+@played_by(run)
+async def test_a_token_that_has_ended_is_fetched_again_once(*, stale: tuple[int, int, str]) -> None:
     """The request is repeated with the new one; without a user it is refused at once."""
     status, code, message = stale
     seen: list[tuple[str, str]] = []
@@ -149,23 +139,20 @@ def test_a_token_that_has_ended_is_fetched_again_once(stale: tuple[int, int, str
             return status, msgspec.json.encode({"code": code, "message": message})
         return 200, b"{}"
 
-    async def scenario() -> None:
-        async with serving(answer) as endpoint:
-            gateway = EtcdGateway([endpoint], user=("root", "secret"))
-            await gateway.call("kv/range", {}, LIMIT_S)
-            valid[0] = "second"
-            await gateway.call("kv/range", {}, LIMIT_S)
-            await gateway.close()
-            assert seen == [
-                ("auth/authenticate", ""),
-                ("kv/range", "first"),
-                ("kv/range", "first"),
-                ("auth/authenticate", ""),
-                ("kv/range", "second"),
-            ]
-            nobody = EtcdGateway([endpoint])
-            with pytest.raises(EtcdRefused):
-                await nobody.call("kv/range", {}, LIMIT_S)
-            await nobody.close()
-
-    run(scenario)
+    async with serving(answer) as endpoint:
+        gateway = EtcdGateway([endpoint], user=("root", "secret"))
+        await gateway.call("kv/range", {}, LIMIT_S)
+        valid[0] = "second"
+        await gateway.call("kv/range", {}, LIMIT_S)
+        await gateway.close()
+        assert seen == [
+            ("auth/authenticate", ""),
+            ("kv/range", "first"),
+            ("kv/range", "first"),
+            ("auth/authenticate", ""),
+            ("kv/range", "second"),
+        ]
+        nobody = EtcdGateway([endpoint])
+        with pytest.raises(EtcdRefused):
+            await nobody.call("kv/range", {}, LIMIT_S)
+        await nobody.close()

@@ -28,6 +28,7 @@ from p2pnode.training.dispatch.stored_queue import StoredQueue, recovered
 from tests.harness.environment.memory_store import MemoryStore, StoreContents
 from tests.harness.environment.simulated import InlineExecutor, ListLog, make_environment
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import played_by
 
 TABLE = ChunkTable(DatasetChunk("data", index, 50 * index, 10) for index in range(100))
 WANTED = Registration(identity=b"i" * 16, digest=b"", tasks=0, chunks_per_task=2, shuffle=False, seed=0)
@@ -76,170 +77,143 @@ def simulate(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     run(scenario(), strict=True)
 
 
-def test_requests_share_a_write() -> None:
+@played_by(simulate)
+async def test_requests_share_a_write() -> None:
     """Of 60 requests at once the first has a write of its own, and the others share the next two."""
-
-    async def scenario() -> None:
-        scene = await Scene.begin()
-        before = scene.store.writes
-        handouts = await asyncio.gather(*(scene.queue.get(b"%d" % number) for number in range(60)))
-        tasks = [handout.lease.task for handout in handouts if handout.lease is not None]
-        assert sorted(tasks) == list(range(50))
-        assert [handout.answer for handout in handouts].count(Answer.NO_TASK_NOW) == 10
-        assert scene.store.writes - before <= 3
-        assert scene.events == [DatasetRegistered(50, 2)]
-        await scene.queue.close()
-
-    simulate(scenario)
+    scene = await Scene.begin()
+    before = scene.store.writes
+    handouts = await asyncio.gather(*(scene.queue.get(b"%d" % number) for number in range(60)))
+    tasks = [handout.lease.task for handout in handouts if handout.lease is not None]
+    assert sorted(tasks) == list(range(50))
+    assert [handout.answer for handout in handouts].count(Answer.NO_TASK_NOW) == 10
+    assert scene.store.writes - before <= 3
+    assert scene.events == [DatasetRegistered(50, 2)]
+    await scene.queue.close()
 
 
-def test_nothing_shows_before_it_is_stored() -> None:
+@played_by(simulate)
+async def test_nothing_shows_before_it_is_stored() -> None:
     """While the store writes, the status is that of before; then it has the lease."""
-
-    async def scenario() -> None:
-        scene = await Scene.begin()
-        asking = asyncio.create_task(scene.queue.get(ANN))
-        await asyncio.sleep(0.5)
-        assert scene.queue.status().leased == 0
-        await asking
-        assert (scene.queue.status().leased, scene.queue.holders()) == (1, [ANN])
-        await scene.queue.close()
-
-    simulate(scenario)
+    scene = await Scene.begin()
+    asking = asyncio.create_task(scene.queue.get(ANN))
+    await asyncio.sleep(0.5)
+    assert scene.queue.status().leased == 0
+    await asking
+    assert (scene.queue.status().leased, scene.queue.holders()) == (1, [ANN])
+    await scene.queue.close()
 
 
 @pytest.mark.parametrize("trouble", ["lost before", "lost after"])
-def test_a_lost_store_ends_the_service_and_a_repeat_is_answered_by_the_next_master(trouble: str) -> None:
+@played_by(simulate)
+async def test_a_lost_store_ends_the_service_and_a_repeat_is_answered_by_the_next_master(*, trouble: str) -> None:
     """Requests under way, those that wait, and later ones fail; the next master answers the repeat, counted once."""
+    scene = await Scene.begin()
+    lease = (await scene.queue.get(ANN)).lease
+    assert lease is not None
+    scene.store.trouble = trouble
+    report = asyncio.create_task(scene.queue.finish(ANN, lease.task, lease.attempt))
+    await asyncio.sleep(0.5)
+    failed = await asyncio.gather(report, scene.queue.get(b"bob"), return_exceptions=True)
+    assert [type(error) for error in failed] == [StoreLost, StoreLost]
+    assert str(await scene.queue.lost()) == "gone"
+    with pytest.raises(StoreLost):
+        await scene.queue.get(ANN)
+    await scene.queue.close()
 
-    async def scenario() -> None:
-        scene = await Scene.begin()
-        lease = (await scene.queue.get(ANN)).lease
-        assert lease is not None
-        scene.store.trouble = trouble
-        report = asyncio.create_task(scene.queue.finish(ANN, lease.task, lease.attempt))
-        await asyncio.sleep(0.5)
-        failed = await asyncio.gather(report, scene.queue.get(b"bob"), return_exceptions=True)
-        assert [type(error) for error in failed] == [StoreLost, StoreLost]
-        assert str(await scene.queue.lost()) == "gone"
-        with pytest.raises(StoreLost):
-            await scene.queue.get(ANN)
-        await scene.queue.close()
-
-        second = await Scene.begin(scene.store.contents)
-        assert second.queue.status().done == (trouble == "lost after")
-        assert await second.queue.finish(ANN, lease.task, lease.attempt) is ReportAnswer.ACCEPTED
-        assert (second.queue.status().done, second.queue.status().leased) == (1, 0)
-        await second.queue.close()
-
-    simulate(scenario)
+    second = await Scene.begin(scene.store.contents)
+    assert second.queue.status().done == (trouble == "lost after")
+    assert await second.queue.finish(ANN, lease.task, lease.attempt) is ReportAnswer.ACCEPTED
+    assert (second.queue.status().done, second.queue.status().leased) == (1, 0)
+    await second.queue.close()
 
 
-def test_too_many_tasks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(simulate)
+async def test_too_many_tasks_are_refused(*, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says which setting makes fewer; with that the data set is registered."""
     monkeypatch.setattr(stored_queue, "MAX_TASKS", 49)
-
-    async def scenario() -> None:
-        scene = Scene()
-        await scene.queue.open()
-        with pytest.raises(BadDataset, match=r"50 tasks, 49 at most: .* dispatch.chunks_per_task"):
-            await scene.queue.register(TABLE, WANTED)
-        assert scene.queue.registration is None
-        wanted = msgspec.structs.replace(WANTED, chunks_per_task=3)
-        assert (await scene.queue.register(TABLE, wanted)).tasks == 34
-        await scene.queue.close()
-
-    simulate(scenario)
+    scene = Scene()
+    await scene.queue.open()
+    with pytest.raises(BadDataset, match=r"50 tasks, 49 at most: .* dispatch.chunks_per_task"):
+        await scene.queue.register(TABLE, WANTED)
+    assert scene.queue.registration is None
+    wanted = msgspec.structs.replace(WANTED, chunks_per_task=3)
+    assert (await scene.queue.register(TABLE, wanted)).tasks == 34
+    await scene.queue.close()
 
 
-def test_two_first_registrations_at_once() -> None:
+@played_by(simulate)
+async def test_two_first_registrations_at_once() -> None:
     """One of two different data sets wins, and its chunks are the ones that are stored."""
-
-    async def scenario() -> None:
-        scene = Scene()
-        await scene.queue.open()
-        with pytest.raises(BadRequestToQueue):
-            scene.queue.agree([])
-        other = ChunkTable([DatasetChunk("other", 0, 0, 1)])
-        results = await asyncio.gather(
-            scene.queue.register(TABLE, WANTED), scene.queue.register(other, WANTED), return_exceptions=True
-        )
-        assert isinstance(results[0], Registration)
-        assert isinstance(results[1], DatasetDiffers)
-        await scene.queue.close()
-        second = await Scene.begin(scene.store.contents)
-        assert second.queue.status().tasks == 50
-        await second.queue.close()
-
-    simulate(scenario)
+    scene = Scene()
+    await scene.queue.open()
+    with pytest.raises(BadRequestToQueue):
+        scene.queue.agree([])
+    other = ChunkTable([DatasetChunk("other", 0, 0, 1)])
+    results = await asyncio.gather(
+        scene.queue.register(TABLE, WANTED), scene.queue.register(other, WANTED), return_exceptions=True
+    )
+    assert isinstance(results[0], Registration)
+    assert isinstance(results[1], DatasetDiffers)
+    await scene.queue.close()
+    second = await Scene.begin(scene.store.contents)
+    assert second.queue.status().tasks == 50
+    await second.queue.close()
 
 
-def test_more_records_than_a_task_has_cannot_be_trained() -> None:
+@played_by(simulate)
+async def test_more_records_than_a_task_has_cannot_be_trained() -> None:
     """A report with an impossible number of trained records is an error, one with all of them is not."""
-
-    async def scenario() -> None:
-        scene = await Scene.begin()
-        lease = (await scene.queue.get(ANN)).lease
-        assert lease is not None
-        with pytest.raises(BadRequestToQueue, match="which has 20"):
-            await scene.queue.renew(ANN, [Held(lease.task, lease.attempt, 21)])
-        with pytest.raises(BadRequestToQueue, match="which has 20"):
-            await scene.queue.fail(ANN, lease.task, lease.attempt, Cause.ERROR, 21)
-        assert await scene.queue.renew(ANN, [Held(lease.task, lease.attempt, 20)]) == [ReportAnswer.RENEWED]
-        await scene.queue.close()
-
-    simulate(scenario)
+    scene = await Scene.begin()
+    lease = (await scene.queue.get(ANN)).lease
+    assert lease is not None
+    with pytest.raises(BadRequestToQueue, match="which has 20"):
+        await scene.queue.renew(ANN, [Held(lease.task, lease.attempt, 21)])
+    with pytest.raises(BadRequestToQueue, match="which has 20"):
+        await scene.queue.fail(ANN, lease.task, lease.attempt, Cause.ERROR, 21)
+    assert await scene.queue.renew(ANN, [Held(lease.task, lease.attempt, 20)]) == [ReportAnswer.RENEWED]
+    await scene.queue.close()
 
 
-def test_a_store_with_nonsense_is_not_served() -> None:
+@played_by(simulate)
+async def test_a_store_with_nonsense_is_not_served() -> None:
     """A missing or foreign list of chunks, an unreadable row, tasks of nothing: each is named and refused."""
-
-    async def scenario() -> None:
-        scene = await Scene.begin()
-        await scene.queue.get(ANN)
-        await scene.queue.close()
-        rows = scene.store.contents.rows
-        assert recovered(RULES, rows, 0.0)[0].tasks == 50
-        foreign = ChunkTable([DatasetChunk("other", 0, 0, 1)]).encode()
-        for state, reason in (
-            ({key: row for key, row in rows.items() if not key.startswith("chunks/")}, "missing"),
-            ({**rows, "chunks/0000": foreign}, "not the registered one"),
-            ({**rows, "task/0": b"junk"}, "task/0 cannot be read"),
-            ({key: row for key, row in rows.items() if key != "registration"}, "of 0 tasks"),
-        ):
-            with pytest.raises(StateDamaged, match=reason):
-                recovered(RULES, state, 0.0)
-
-    simulate(scenario)
+    scene = await Scene.begin()
+    await scene.queue.get(ANN)
+    await scene.queue.close()
+    rows = scene.store.contents.rows
+    assert recovered(RULES, rows, 0.0)[0].tasks == 50
+    foreign = ChunkTable([DatasetChunk("other", 0, 0, 1)]).encode()
+    for state, reason in (
+        ({key: row for key, row in rows.items() if not key.startswith("chunks/")}, "missing"),
+        ({**rows, "chunks/0000": foreign}, "not the registered one"),
+        ({**rows, "task/0": b"junk"}, "task/0 cannot be read"),
+        ({key: row for key, row in rows.items() if key != "registration"}, "of 0 tasks"),
+    ):
+        with pytest.raises(StateDamaged, match=reason):
+            recovered(RULES, state, 0.0)
 
 
-def test_a_flood_of_requests_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(simulate)
+async def test_a_flood_of_requests_is_refused(*, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bound requests are refused at once, to be repeated; those before it are answered."""
     monkeypatch.setattr(stored_queue, "WAITING_REQUESTS", 5)
-
-    async def scenario() -> None:
-        scene = await Scene.begin()
-        results = await asyncio.gather(*(scene.queue.get(b"%d" % n) for n in range(9)), return_exceptions=True)
-        assert [isinstance(result, StoreRefused) for result in results] == [False] * 5 + [True] * 4
-        await scene.queue.close()
-
-    simulate(scenario)
+    scene = await Scene.begin()
+    results = await asyncio.gather(*(scene.queue.get(b"%d" % n) for n in range(9)), return_exceptions=True)
+    assert [isinstance(result, StoreRefused) for result in results] == [False] * 5 + [True] * 4
+    await scene.queue.close()
 
 
-def test_a_master_notices_its_successor_without_being_asked() -> None:
+@played_by(simulate)
+async def test_a_master_notices_its_successor_without_being_asked() -> None:
     """Another master opens the store: the former one is lost within a second and answers nothing, not even reads."""
-
-    async def scenario() -> None:
-        first = await Scene.begin()
-        second = await Scene.begin(first.store.contents)
-        async with asyncio.timeout(1):
-            assert "another master" in str(await first.queue.lost())
-        with pytest.raises(StoreLost):
-            await first.queue.renew(ANN, [])
-        with pytest.raises(StoreLost):
-            first.queue.agree(TABLE.summary())
-        assert second.queue.epoch > first.queue.epoch
-        await first.queue.close()
-        await second.queue.close()
-
-    simulate(scenario)
+    first = await Scene.begin()
+    second = await Scene.begin(first.store.contents)
+    async with asyncio.timeout(1):
+        assert "another master" in str(await first.queue.lost())
+    with pytest.raises(StoreLost):
+        await first.queue.renew(ANN, [])
+    with pytest.raises(StoreLost):
+        first.queue.agree(TABLE.summary())
+    assert second.queue.epoch > first.queue.epoch
+    await first.queue.close()
+    await second.queue.close()

@@ -34,6 +34,7 @@ from p2pnode.training.trainer_link.record_messages import (
 )
 from tests.harness.environment.simulated import ListLog, MemoryDisk, make_environment
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.dispatch_swarm import dataset
 
 QUEUE = b"q" * 16
@@ -147,67 +148,55 @@ def played(
     return run(main())
 
 
-def test_a_task_whose_report_is_not_answered_yet_is_still_named() -> None:
+@played_by(played)
+async def test_a_task_whose_report_is_not_answered_yet_is_still_named(bench: Bench) -> None:
     """Otherwise the master would take its lease for an answer that was lost, and grant it again."""
-
-    async def scenario(bench: Bench) -> None:
-        bench.master.silent = (EndTask,)
-        await bench.want(1)
-        bench.trained(1, 1, 5)
-        bench.service.count(1)
-        await bench.want(2)
-        assert bench.master.of(GetTask)[-1].held == [Held(2, 1, 0), Held(1, 1, 0)]
-
-    played(scenario)
+    bench.master.silent = (EndTask,)
+    await bench.want(1)
+    bench.trained(1, 1, 5)
+    bench.service.count(1)
+    await bench.want(2)
+    assert bench.master.of(GetTask)[-1].held == [Held(2, 1, 0), Held(1, 1, 0)]
 
 
-def test_a_trainer_with_something_to_report_is_told_that_there_is_none_now() -> None:
+@played_by(played)
+async def test_a_trainer_with_something_to_report_is_told_that_there_is_none_now(bench: Bench) -> None:
     """At once where the master has said so, and soon where the master does not answer."""
-
-    async def scenario(bench: Bench) -> None:
-        bench.master.tasks.clear()
-        await bench.want(1)
-        assert bench.trainer.granted == [(1, 0)]
-        await bench.want(2, wait=False)
-        assert bench.trainer.granted == [(1, 0), None]
-        bench.master.silent = (GetTask,)
-        bench.service._has_none_now = False
-        await bench.want(3, wait=False)
-        assert bench.trainer.granted == [(1, 0), None]
-        await asyncio.sleep(1.5)
-        assert bench.trainer.granted == [(1, 0), None, None]
-
-    played(scenario)
+    bench.master.tasks.clear()
+    await bench.want(1)
+    assert bench.trainer.granted == [(1, 0)]
+    await bench.want(2, wait=False)
+    assert bench.trainer.granted == [(1, 0), None]
+    bench.master.silent = (GetTask,)
+    bench.service._has_none_now = False
+    await bench.want(3, wait=False)
+    assert bench.trainer.granted == [(1, 0), None]
+    await asyncio.sleep(1.5)
+    assert bench.trainer.granted == [(1, 0), None, None]
 
 
-def test_a_new_queue_has_no_tasks_to_avoid() -> None:
+@played_by(played)
+async def test_a_new_queue_has_no_tasks_to_avoid(bench: Bench) -> None:
     """Task numbers are those of one queue: the same number in the next one is another task."""
-
-    async def scenario(bench: Bench) -> None:
-        await bench.want(1)
-        bench.service.on_trainer(RecordsUnreadable(1, 1, "no file train.recordio here", missing=True))
-        bench.master.queue = b"r" * 16
-        await bench.want(2)
-        await asyncio.sleep(5.0)
-        assert [(one.identity, one.avoid) for one in bench.master.of(GetTask)][-1] == (b"r" * 16, [])
-
-    played(scenario)
+    await bench.want(1)
+    bench.service.on_trainer(RecordsUnreadable(1, 1, "no file train.recordio here", missing=True))
+    bench.master.queue = b"r" * 16
+    await bench.want(2)
+    await asyncio.sleep(5.0)
+    assert [(one.identity, one.avoid) for one in bench.master.of(GetTask)][-1] == (b"r" * 16, [])
 
 
-def test_leaving_gives_tasks_back_with_what_is_counted() -> None:
+@played_by(played)
+async def test_leaving_gives_tasks_back_with_what_is_counted(bench: Bench) -> None:
     """The next node begins there."""
-
-    async def scenario(bench: Bench) -> None:
-        await bench.want(1)
-        bench.trained(1, 1, 3)
-        bench.service.count(1)
-        await bench.service.leave(2.0)
-        assert bench.master.failed() == [
-            (1, "release", 3),
-            (2, "release", 0),
-        ]
-
-    played(scenario)
+    await bench.want(1)
+    bench.trained(1, 1, 3)
+    bench.service.count(1)
+    await bench.service.leave(2.0)
+    assert bench.master.failed() == [
+        (1, "release", 3),
+        (2, "release", 0),
+    ]
 
 
 def test_the_position_in_another_queue_is_none() -> None:
@@ -262,57 +251,48 @@ def test_a_full_disk_costs_the_position_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", [ReportDataset, GetTask, EndTask, RenewTasks])
-def test_what_had_a_fault_begins_again(kind: type) -> None:
+@played_by(played, opens=False)
+async def test_what_had_a_fault_begins_again(bench: Bench, *, kind: type) -> None:
     """Whatever this node was about to ask, it asks again a moment later, and reports what it has trained."""
+    bench.master.faults[kind] = KeyError(kind.__name__)
+    bench.service.on_trainer(RecordsOpened())
+    await bench.want(1)
+    await asyncio.sleep(3.0)
+    bench.trained(1, 1, 5)
+    bench.service.count(1)
+    await asyncio.sleep(60.0)
 
-    async def scenario(bench: Bench) -> None:
-        bench.master.faults[kind] = KeyError(kind.__name__)
-        bench.service.on_trainer(RecordsOpened())
-        await bench.want(1)
-        await asyncio.sleep(3.0)
-        bench.trained(1, 1, 5)
-        bench.service.count(1)
-        await asyncio.sleep(60.0)
-
-        assert bench.master.finished()[-1:] == [1]
-        assert bench.service.finished == 1
-        assert len(bench.master.of(kind)) > 1
-        (record,) = [record for record in bench.log.records if record.event == "service_failed"]
-        assert record.fields["error"] == f"KeyError({kind.__name__!r})"
-
-    played(scenario, opens=False)
+    assert bench.master.finished()[-1:] == [1]
+    assert bench.service.finished == 1
+    assert len(bench.master.of(kind)) > 1
+    (record,) = [record for record in bench.log.records if record.event == "service_failed"]
+    assert record.fields["error"] == f"KeyError({kind.__name__!r})"
 
 
-def test_a_lease_that_stands_no_more_is_not_reported() -> None:
+@played_by(played)
+async def test_a_lease_that_stands_no_more_is_not_reported(bench: Bench) -> None:
     """The trainer may go on with it: what it trains changes nothing any more."""
-
-    async def scenario(bench: Bench) -> None:
-        await bench.want(1)
-        bench.master.renewed = ReportAnswer.SUPERSEDED
-        bench.trained(1, 1, 2)
-        bench.service.count(1)
-        await asyncio.sleep(5.0)
-        assert bench.service.superseded >= 1
-        bench.trained(2, 1, 5)
-        bench.service.count(2)
-        await asyncio.sleep(0.1)
-        assert bench.master.finished() == []
-
-    played(scenario)
+    await bench.want(1)
+    bench.master.renewed = ReportAnswer.SUPERSEDED
+    bench.trained(1, 1, 2)
+    bench.service.count(1)
+    await asyncio.sleep(5.0)
+    assert bench.service.superseded >= 1
+    bench.trained(2, 1, 5)
+    bench.service.count(2)
+    await asyncio.sleep(0.1)
+    assert bench.master.finished() == []
 
 
-def test_a_file_that_is_not_here_is_given_back_and_avoided() -> None:
+@played_by(played)
+async def test_a_file_that_is_not_here_is_given_back_and_avoided(bench: Bench) -> None:
     """The next request names the task, so that another node gets it; a new pass asks for it again."""
-
-    async def scenario(bench: Bench) -> None:
-        await bench.want(1)
-        bench.service.on_trainer(RecordsUnreadable(1, 1, "no file train.recordio here", missing=True))
-        await bench.want(2)
-        assert bench.master.failed() == [(1, "missing", 0)]
-        assert bench.master.of(GetTask)[-1].avoid == [1]
-        bench.master.pass_number = 2
-        await bench.want(3)
-        await asyncio.sleep(5.0)
-        assert bench.master.of(GetTask)[-1].avoid == []
-
-    played(scenario)
+    await bench.want(1)
+    bench.service.on_trainer(RecordsUnreadable(1, 1, "no file train.recordio here", missing=True))
+    await bench.want(2)
+    assert bench.master.failed() == [(1, "missing", 0)]
+    assert bench.master.of(GetTask)[-1].avoid == [1]
+    bench.master.pass_number = 2
+    await bench.want(3)
+    await asyncio.sleep(5.0)
+    assert bench.master.of(GetTask)[-1].avoid == []

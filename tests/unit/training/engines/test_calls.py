@@ -16,6 +16,7 @@ from p2pnode.training.engines import calls
 from p2pnode.training.engines.calls import REQUEST, ScriptCalls
 from p2pnode.training.trainer_link.engine_messages import CallAnswered, CallReceived, MembersFound, NotAnswered
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 
 SERVER, WORKER = b"S" * 20, b"W" * 20
 AT = Address("127.0.0.1", 1)
@@ -100,42 +101,33 @@ def test_a_dead_server_ends_the_wait() -> None:
     assert 3.0 <= run(history()) < 3.0 + 2 * calls.LOOK_S
 
 
-def test_a_script_that_has_ended_answers_nobody() -> None:
+@run_by(run)
+async def test_a_script_that_has_ended_answers_nobody() -> None:
     """Calls that wait are refused, and later ones too."""
-
-    async def history() -> None:
-        _, worker, server = pair(lambda call: None)
-        asyncio.get_running_loop().call_later(1.0, server.end)
-        for _ in range(2):
-            with pytest.raises(NotAnswered, match="script"):
-                await worker.call(SERVER, b"")
-
-    run(history())
+    _, worker, server = pair(lambda call: None)
+    asyncio.get_running_loop().call_later(1.0, server.end)
+    for _ in range(2):
+        with pytest.raises(NotAnswered, match="script"):
+            await worker.call(SERVER, b"")
 
 
-def test_a_node_that_is_no_server_refuses_calls() -> None:
+@run_by(run)
+async def test_a_node_that_is_no_server_refuses_calls() -> None:
     """And a node that nobody knows is not asked."""
-
-    async def history() -> None:
-        _, _, server = pair(lambda call: b"")
-        with pytest.raises(NotAnswered, match="no server"):
-            await server.call(WORKER, b"")
-        with pytest.raises(NotAnswered, match="not known"):
-            await server.call(b"?" * 20, b"")
-
-    run(history())
+    _, _, server = pair(lambda call: b"")
+    with pytest.raises(NotAnswered, match="no server"):
+        await server.call(WORKER, b"")
+    with pytest.raises(NotAnswered, match="not known"):
+        await server.call(b"?" * 20, b"")
 
 
-def test_too_long_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(run)
+async def test_too_long_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before all of it is in memory."""
     monkeypatch.setattr(calls, "MAX_CALL_BYTES", 100)
-
-    async def history() -> None:
-        _, worker, _ = pair(lambda call: b"")
-        with pytest.raises(NotAnswered, match="more than 100 bytes"):
-            await worker.call(SERVER, b"x" * 101)
-
-    run(history())
+    _, worker, _ = pair(lambda call: b"")
+    with pytest.raises(NotAnswered, match="more than 100 bytes"):
+        await worker.call(SERVER, b"x" * 101)
 
 
 def test_servers_are_the_live_nodes_that_may_own_values() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from p2pnode.training.engines.program import Context, Program, VerbFailed
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 from tests.harness.swarms.peer_engine_swarm import PeerWorld
 
 
@@ -43,35 +44,29 @@ async def value_of(world: PeerWorld, key: str) -> Any:
 
 
 @pytest.mark.parametrize("method", ["asp", "bsp", "ssp", "pbsp", "pssp"])
-def test_every_update_is_in_the_values(method: str) -> None:
+@run_by(run)
+async def test_every_update_is_in_the_values(method: str) -> None:
     """Under each barrier all nodes do all their steps, and each update is in the values once."""
-
-    async def play() -> None:
-        world = PeerWorld(5, method, min_nodes=3)
-        programs = [Counting(8) for _ in range(3)]
-        for number, program in enumerate(programs):
-            await world.start(number, program, step_s=0.05 * (1 + number))
-        assert await all_of(world) == [8, 8, 8]
-        parts = [await value_of(world, str(key)) for key in await world.store.keys()]
-        assert sorted(parts)[-1] == 24
-        assert sum(parts) == 48
-
-    run(play())
+    world = PeerWorld(5, method, min_nodes=3)
+    programs = [Counting(8) for _ in range(3)]
+    for number, program in enumerate(programs):
+        await world.start(number, program, step_s=0.05 * (1 + number))
+    assert await all_of(world) == [8, 8, 8]
+    parts = [await value_of(world, str(key)) for key in await world.store.keys()]
+    assert sorted(parts)[-1] == 24
+    assert sum(parts) == 48
 
 
-def test_bulk_synchronous_reads_have_whole_steps() -> None:
+@run_by(run)
+async def test_bulk_synchronous_reads_have_whole_steps() -> None:
     """Under bsp a node reads all updates of the steps before its own, and none of later ones, whatever its pace."""
-
-    async def play() -> None:
-        world = PeerWorld(6, "bsp", min_nodes=4)
-        programs = [Counting(6) for _ in range(4)]
-        for number, program in enumerate(programs):
-            await world.start(number, program, step_s=0.02 * 4**number)
-        await all_of(world)
-        for program in programs:
-            assert program.read == [(step, 4 * step) for step in range(6)]
-
-    run(play())
+    world = PeerWorld(6, "bsp", min_nodes=4)
+    programs = [Counting(6) for _ in range(4)]
+    for number, program in enumerate(programs):
+        await world.start(number, program, step_s=0.02 * 4**number)
+    await all_of(world)
+    for program in programs:
+        assert program.read == [(step, 4 * step) for step in range(6)]
 
 
 def test_asynchronous_nodes_do_not_wait() -> None:
@@ -116,7 +111,8 @@ def test_a_barrier_of_the_program_replaces_that_of_the_settings() -> None:
 
 
 @pytest.mark.parametrize("verb", ["schedule", "push", "stop", "barrier"])
-def test_after_an_error_the_node_takes_no_part_and_may_begin_again(verb: str) -> None:
+@run_by(run)
+async def test_after_an_error_the_node_takes_no_part_and_may_begin_again(verb: str) -> None:
     """An error of a function names it and ends the run of its node alone; the others go on, and it can start again."""
 
     class Failing(Counting):
@@ -128,19 +124,13 @@ def test_after_an_error_the_node_takes_no_part_and_may_begin_again(verb: str) ->
         return True if verb == "barrier" else getattr(Counting, verb)(self, ctx, *rest)
 
     setattr(Failing, verb, failing)
-
-    async def play() -> None:
-        world = PeerWorld(10, "pssp", min_nodes=2)
-        good, bad = await world.start(0, Counting(30), 0.05), await world.start(1, Failing(30), 0.05)
-        with pytest.raises(
-            VerbFailed, match=rf"^{verb}.* failed at node {bad.node_id[:8]} in step 2: OSError: no more"
-        ):
-            await world.runs.pop(1)
-        bad.verbs._program.fails = False  # type: ignore[attr-defined]
-        assert await bad.run() == 30
-        assert (await world.runs[0], good.ctx.step) == (30, 30)
-
-    run(play())
+    world = PeerWorld(10, "pssp", min_nodes=2)
+    good, bad = await world.start(0, Counting(30), 0.05), await world.start(1, Failing(30), 0.05)
+    with pytest.raises(VerbFailed, match=rf"^{verb}.* failed at node {bad.node_id[:8]} in step 2: OSError: no more"):
+        await world.runs.pop(1)
+    bad.verbs._program.fails = False  # type: ignore[attr-defined]
+    assert await bad.run() == 30
+    assert (await world.runs[0], good.ctx.step) == (30, 30)
 
 
 def test_nobody_waits_for_a_node_between_two_runs() -> None:
@@ -159,29 +149,26 @@ def test_nobody_waits_for_a_node_between_two_runs() -> None:
 
 
 @pytest.mark.parametrize("method", ["bsp", "asp"])
-def test_a_second_run_begins_at_once_and_with_all(method: str) -> None:
+@run_by(run)
+async def test_a_second_run_begins_at_once_and_with_all(method: str) -> None:
     """Nodes that end a run one after the other neither wait for one that has begun the next, nor run it alone."""
+    world = PeerWorld(14, method, min_nodes=3)
+    programs = [Counting(4) for _ in range(3)]
+    for number, program in enumerate(programs):
+        await world.start(number, program, 0.1 * (number + 1))
+    await all_of(world)
+    began = world.clock.monotonic()
 
-    async def play() -> None:
-        world = PeerWorld(14, method, min_nodes=3)
-        programs = [Counting(4) for _ in range(3)]
-        for number, program in enumerate(programs):
-            await world.start(number, program, 0.1 * (number + 1))
-        await all_of(world)
-        began = world.clock.monotonic()
+    async def again(number: int) -> int:
+        await world.peers[number].run()  # a run without a step
+        programs[number].steps += 4
+        return await world.peers[number].run()
 
-        async def again(number: int) -> int:
-            await world.peers[number].run()  # a run without a step
-            programs[number].steps += 4
-            return await world.peers[number].run()
-
-        assert await asyncio.gather(*map(again, range(3))) == [8] * 3
-        assert world.clock.monotonic() - began < 15.0
-        assert await value_of(world, "all") == 24
-        if method == "bsp":
-            assert [[read for step, read in one.read if step >= 4] for one in programs] == [[12, 15, 18, 21]] * 3
-
-    run(play())
+    assert await asyncio.gather(*map(again, range(3))) == [8] * 3
+    assert world.clock.monotonic() - began < 15.0
+    assert await value_of(world, "all") == 24
+    if method == "bsp":
+        assert [[read for step, read in one.read if step >= 4] for one in programs] == [[12, 15, 18, 21]] * 3
 
 
 def test_a_late_node_never_begins_between_reading_and_updating() -> None:

@@ -36,6 +36,7 @@ from p2pnode.training.values.store import (
 )
 from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 
 COUNTS = TaskCounts(1, 2, 3, 4, 5, 6, 7, 8)
 
@@ -88,80 +89,68 @@ async def turns() -> None:
     await asyncio.sleep(0.01)
 
 
-def test_updates_that_a_server_has_lost_are_logged_once() -> None:
+@run_by(run)
+async def test_updates_that_a_server_has_lost_are_logged_once() -> None:
     """The script says the count of the run again and again; the newest is kept for the status."""
-
-    async def scenario() -> None:
-        bench = Bench()
-        for lost in (0, 2, 2, 3):
-            bench.ask(9, msgspec.structs.replace(COUNTS, lost=lost))
-        assert [one.fields["count"] for one in bench.log.records if one.event == "updates_lost"] == [2, 3]
-        assert bench.service.tasks == msgspec.structs.replace(COUNTS, lost=3)
-        await bench.service.stop()
-
-    run(scenario())
+    bench = Bench()
+    for lost in (0, 2, 2, 3):
+        bench.ask(9, msgspec.structs.replace(COUNTS, lost=lost))
+    assert [one.fields["count"] for one in bench.log.records if one.event == "updates_lost"] == [2, 3]
+    assert bench.service.tasks == msgspec.structs.replace(COUNTS, lost=3)
+    await bench.service.stop()
 
 
-def test_a_node_that_leaves_ends_all_waiting_and_answers_later_questions_at_once() -> None:
+@run_by(run)
+async def test_a_node_that_leaves_ends_all_waiting_and_answers_later_questions_at_once() -> None:
     """A run begins at the present count then, so that the script can end; values are served still."""
-
-    async def scenario() -> None:
-        bench = Bench()
-        questions = [BeginRun(), WaitAtBarrier(3), FinishRun(), CallNode(b"n" * 20, b"ab")]
-        replies = [Counted(7), Done(), Done(), QuestionRefused("unanswered", "this node leaves")]
-        for number, question in enumerate(questions):
-            bench.ask(number, question)
-        await turns()
-        bench.service.release()
-        assert bench.answers() == list(enumerate(replies))
-        for number, question in enumerate(questions):
-            bench.ask(number, question)
-        assert bench.answers() == list(enumerate(replies))
-        bench.ask(5, GetValues([b"sk"]))
-        await turns()
-        assert bench.answers() == [(5, ValuesFound([None]))]
-        await bench.service.stop()
-
-    run(scenario())
+    bench = Bench()
+    questions = [BeginRun(), WaitAtBarrier(3), FinishRun(), CallNode(b"n" * 20, b"ab")]
+    replies = [Counted(7), Done(), Done(), QuestionRefused("unanswered", "this node leaves")]
+    for number, question in enumerate(questions):
+        bench.ask(number, question)
+    await turns()
+    bench.service.release()
+    assert bench.answers() == list(enumerate(replies))
+    for number, question in enumerate(questions):
+        bench.ask(number, question)
+    assert bench.answers() == list(enumerate(replies))
+    bench.ask(5, GetValues([b"sk"]))
+    await turns()
+    assert bench.answers() == [(5, ValuesFound([None]))]
+    await bench.service.stop()
 
 
-def test_values_are_answered_as_many_as_fit_and_one_at_least() -> None:
+@run_by(run)
+async def test_values_are_answered_as_many_as_fit_and_one_at_least() -> None:
     """A message has about a megabyte; keys without a value take no room."""
-
-    async def scenario() -> None:
-        bench = Bench()
-        half = bytes(MESSAGE_VALUES_BYTES // 2)
-        bench.table = dict.fromkeys((b"sa", b"sb", b"sc"), (half, 1))
-        bench.table[b"huge"] = (bytes(2 * MESSAGE_VALUES_BYTES), 1)
-        for number, keys in enumerate(
-            ([], [b"sa", b"none", b"sb", b"sc"], [b"huge", b"sa"], [b"none"] * (KEYS_IN_A_PART + 1))
-        ):
-            bench.ask(number, GetValues(list(keys)))
-            await turns()
-        counts = [len(reply.values) for _, reply in bench.answers() if isinstance(reply, ValuesFound)]
-        assert counts == [0, 3, 1, KEYS_IN_A_PART]
-        await bench.service.stop()
-
-    run(scenario())
-
-
-def test_a_script_that_has_ended_answers_no_batch() -> None:
-    """Those that wait, and later ones; the owner learns it, and so do those that call this node."""
-
-    async def scenario() -> None:
-        bench = Bench()
-        pull = bench.pulls
-        pulling = asyncio.create_task(pull([EncodedUpdate(b"sk", b"u", 4, "pull")], {}))
+    bench = Bench()
+    half = bytes(MESSAGE_VALUES_BYTES // 2)
+    bench.table = dict.fromkeys((b"sa", b"sb", b"sc"), (half, 1))
+    bench.table[b"huge"] = (bytes(2 * MESSAGE_VALUES_BYTES), 1)
+    for number, keys in enumerate(
+        ([], [b"sa", b"none", b"sb", b"sc"], [b"huge", b"sa"], [b"none"] * (KEYS_IN_A_PART + 1))
+    ):
+        bench.ask(number, GetValues(list(keys)))
         await turns()
-        await bench.service.stop()
-        await bench.service.stop()
-        for attempt in (pulling, pull([], {})):
-            with pytest.raises(ScriptGone):
-                await attempt
-        assert bench.pulls is None
-        assert "end" in bench.told
+    counts = [len(reply.values) for _, reply in bench.answers() if isinstance(reply, ValuesFound)]
+    assert counts == [0, 3, 1, KEYS_IN_A_PART]
+    await bench.service.stop()
 
-    run(scenario())
+
+@run_by(run)
+async def test_a_script_that_has_ended_answers_no_batch() -> None:
+    """Those that wait, and later ones; the owner learns it, and so do those that call this node."""
+    bench = Bench()
+    pull = bench.pulls
+    pulling = asyncio.create_task(pull([EncodedUpdate(b"sk", b"u", 4, "pull")], {}))
+    await turns()
+    await bench.service.stop()
+    await bench.service.stop()
+    for attempt in (pulling, pull([], {})):
+        with pytest.raises(ScriptGone):
+            await attempt
+    assert bench.pulls is None
+    assert "end" in bench.told
 
 
 SETTINGS = BarrierSettings(method="pssp", staleness=7, sample=3)

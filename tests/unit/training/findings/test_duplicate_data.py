@@ -21,6 +21,7 @@ from p2pnode.training.findings.duplicate_data import (
     sampled,
 )
 from tests.harness.environment.simulated import ListLog
+from tests.harness.runner.stories import played_by
 from tests.harness.stubs.answering_peers import PEERS, NewsSwarm, exchange_news
 
 GENESIS = b"g" * 16
@@ -91,56 +92,49 @@ def trained(found: DuplicateData, made: Deltas) -> None:
         found.after_training(one.astype(np.float32))
 
 
-def test_both_nodes_learn_of_it_from_one_request() -> None:
+@played_by(exchange_news)
+async def test_both_nodes_learn_of_it_from_one_request(swarm: NewsSwarm, log: ListLog) -> None:
     """The node that is asked compares what it is sent, and the other one what it is answered; before it has its own
     deltas a node answers that it has none. A delta of zeros does not count: a learning rate may begin at zero."""
+    swarm.answer = msgspec.msgpack.encode(FirstDeltasAnswer(None))
+    found = DuplicateData(swarm, GENESIS, log, random.Random(1))
+    mine = deltas(2)
+    theirs = msgspec.msgpack.encode(FirstDeltas(GENESIS, message_of(rounded(mine))))
+    found.after_training(np.zeros(SIZE, np.float32))
+    trained(found, mine[:-1])
+    answer = await swarm.receive("first_deltas", theirs)
+    assert msgspec.msgpack.decode(answer, type=FirstDeltasAnswer).sample is None
+    assert found.nodes == []
 
-    async def scenario(swarm: NewsSwarm, log: ListLog) -> None:
-        swarm.answer = msgspec.msgpack.encode(FirstDeltasAnswer(None))
-        found = DuplicateData(swarm, GENESIS, log, random.Random(1))
-        mine = deltas(2)
-        theirs = msgspec.msgpack.encode(FirstDeltas(GENESIS, message_of(rounded(mine))))
-        found.after_training(np.zeros(SIZE, np.float32))
-        trained(found, mine[:-1])
+    found.after_training(mine[-1].astype(np.float32))
+    trained(found, deltas(7))  # only the first ones count
+    for _ in range(2):
         answer = await swarm.receive("first_deltas", theirs)
-        assert msgspec.msgpack.decode(answer, type=FirstDeltasAnswer).sample is None
-        assert found.nodes == []
+        assert msgspec.msgpack.decode(answer, type=FirstDeltasAnswer).sample == message_of(mine)
+    await found.stop()
 
-        found.after_training(mine[-1].astype(np.float32))
-        trained(found, deltas(7))  # only the first ones count
-        for _ in range(2):
-            answer = await swarm.receive("first_deltas", theirs)
-            assert msgspec.msgpack.decode(answer, type=FirstDeltasAnswer).sample == message_of(mine)
-        await found.stop()
-
-        assert found.nodes == [PEERS[0].node_id]
-        assert [record.fields["node"] for record in log.of("same_data")] == [PEERS[0].node_id[:4].hex()]
-
-    exchange_news(scenario)
+    assert found.nodes == [PEERS[0].node_id]
+    assert [record.fields["node"] for record in log.of("same_data")] == [PEERS[0].node_id[:4].hex()]
 
 
-def test_an_answer_is_compared_and_other_deltas_are_no_finding() -> None:
+@played_by(exchange_news)
+async def test_an_answer_is_compared_and_other_deltas_are_no_finding(swarm: NewsSwarm, log: ListLog) -> None:
     """Of the peers that are asked only those with the same data are named, once each."""
-
-    async def scenario(swarm: NewsSwarm, log: ListLog) -> None:
-        for theirs, same in [(deltas(3), []), (rounded(deltas(2)), PEERS), (deltas(2)[:, : VALUES // 2], [])]:
-            swarm.answer = msgspec.msgpack.encode(FirstDeltasAnswer(message_of(theirs)))
-            found = DuplicateData(swarm, GENESIS, log, random.Random(1))
-            trained(found, deltas(2))
-            await swarm.asked_all()
-            assert sorted(found.nodes) == sorted(peer.node_id for peer in same)
-
-    exchange_news(scenario)
+    for theirs, same in [(deltas(3), []), (rounded(deltas(2)), PEERS), (deltas(2)[:, : VALUES // 2], [])]:
+        swarm.answer = msgspec.msgpack.encode(FirstDeltasAnswer(message_of(theirs)))
+        found = DuplicateData(swarm, GENESIS, log, random.Random(1))
+        trained(found, deltas(2))
+        await swarm.asked_all()
+        assert sorted(found.nodes) == sorted(peer.node_id for peer in same)
 
 
 @pytest.mark.parametrize("payload", [b"\xff", msgspec.msgpack.encode(FirstDeltas(b"another", bytes(16)))])
-def test_a_malformed_message_and_another_swarm_are_rejected(payload: bytes) -> None:
+@played_by(exchange_news)
+async def test_a_malformed_message_and_another_swarm_are_rejected(
+    swarm: NewsSwarm, log: ListLog, *, payload: bytes
+) -> None:
     """Neither changes anything."""
-
-    async def scenario(swarm: NewsSwarm, log: ListLog) -> None:
-        found = DuplicateData(swarm, GENESIS, log, random.Random(1))
-        with pytest.raises(RequestRejected):
-            await swarm.receive("first_deltas", payload)
-        assert found.nodes == []
-
-    exchange_news(scenario)
+    found = DuplicateData(swarm, GENESIS, log, random.Random(1))
+    with pytest.raises(RequestRejected):
+        await swarm.receive("first_deltas", payload)
+    assert found.nodes == []

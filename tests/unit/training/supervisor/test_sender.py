@@ -9,6 +9,7 @@ import socket
 import pytest
 
 from p2pnode.training.supervisor.session import SocketSender
+from tests.harness.runner.stories import run_by
 
 
 async def received(connection: socket.socket, count: int) -> bytes:
@@ -25,23 +26,20 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def test_what_the_socket_does_not_take_follows_in_order() -> None:
+@run_by(asyncio.run)
+async def test_what_the_socket_does_not_take_follows_in_order() -> None:
     """Messages larger than the buffer of the socket arrive whole and in order, and `send` waits for nothing."""
-
-    async def play() -> None:
-        ours, theirs = pair()
-        sender = SocketSender(ours)
-        messages = [bytes([number]) * size for number, size in enumerate((10, 3_000_000, 1, 500_000, 20))]
-        for message in messages:
-            sender.send(message)
-        assert await received(theirs, sum(map(len, messages))) == b"".join(messages)
-        sender.send(b"later")
-        assert await received(theirs, 5) == b"later"
-        await sender.stop()
-        ours.close()
-        theirs.close()
-
-    asyncio.run(play())
+    ours, theirs = pair()
+    sender = SocketSender(ours)
+    messages = [bytes([number]) * size for number, size in enumerate((10, 3_000_000, 1, 500_000, 20))]
+    for message in messages:
+        sender.send(message)
+    assert await received(theirs, sum(map(len, messages))) == b"".join(messages)
+    sender.send(b"later")
+    assert await received(theirs, 5) == b"later"
+    await sender.stop()
+    ours.close()
+    theirs.close()
 
 
 def test_descriptors_travel_with_their_message() -> None:
@@ -61,19 +59,16 @@ def test_descriptors_travel_with_their_message() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 5_000_000])
-def test_a_closed_socket_is_the_readers_to_notice(size: int) -> None:
+@run_by(asyncio.run)
+async def test_a_closed_socket_is_the_readers_to_notice(size: int) -> None:
     """Nothing is raised when the trainer has ended, whether at once or while more is to be written."""
-
-    async def play() -> None:
-        ours, theirs = pair()
-        sender = SocketSender(ours)
-        if size > 1:
-            sender.send(b"x" * size)
-        theirs.close()
-        sender.send(b"x")
-        await asyncio.sleep(0)
-        sender.send(b"x")
-        await sender.stop()
-        ours.close()
-
-    asyncio.run(play())
+    ours, theirs = pair()
+    sender = SocketSender(ours)
+    if size > 1:
+        sender.send(b"x" * size)
+    theirs.close()
+    sender.send(b"x")
+    await asyncio.sleep(0)
+    sender.send(b"x")
+    await sender.stop()
+    ours.close()

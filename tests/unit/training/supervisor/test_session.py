@@ -16,6 +16,7 @@ from p2pnode.training.supervisor.session import TrainerSession, allocate, checke
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.environment.simulated import ListLog
+from tests.harness.runner.stories import run_by
 
 
 class Process:
@@ -46,51 +47,46 @@ def opened(
     return session, theirs
 
 
-def test_a_message_that_cannot_be_handled_ends_the_trainer_with_a_reason(tmp_path: Path) -> None:
+@run_by(asyncio.run)
+async def test_a_message_that_cannot_be_handled_ends_the_trainer_with_a_reason(tmp_path: Path) -> None:
     """Nobody would read its socket any more: the order under way fails, the process ends, and may be started again."""
 
     def unforeseen(*_: object) -> None:
         raise KeyError("a bug")
 
-    async def scenario() -> None:
-        log, process, lost = ListLog([]), Process(), list[TrainerFailed]()
-        session, theirs = opened(tmp_path, process, log, unforeseen, lost)
-        answer = session.ask(messages.Evaluate(1, 1))
-        theirs.send(messages.encode(messages.SignOfLife()))
-        async with asyncio.timeout(60.0):
-            with pytest.raises(TrainerFailed, match="could not handle a message: KeyError") as caught:
-                await answer
-            await process.exited
+    log, process, lost = ListLog([]), Process(), list[TrainerFailed]()
+    session, theirs = opened(tmp_path, process, log, unforeseen, lost)
+    answer = session.ask(messages.Evaluate(1, 1))
+    theirs.send(messages.encode(messages.SignOfLife()))
+    async with asyncio.timeout(60.0):
+        with pytest.raises(TrainerFailed, match="could not handle a message: KeyError") as caught:
+            await answer
+        await process.exited
 
-        assert not caught.value.fatal
-        assert lost == [caught.value]
-        assert [record.fields["service"] for record in log.of("service_failed")] == ["trainer-link"]
-        await session.close(polite_s=0.0)
-        theirs.close()
-
-    asyncio.run(scenario())
+    assert not caught.value.fatal
+    assert lost == [caught.value]
+    assert [record.fields["service"] for record in log.of("service_failed")] == ["trainer-link"]
+    await session.close(polite_s=0.0)
+    theirs.close()
 
 
-def test_a_file_that_is_written_is_forgotten(tmp_path: Path) -> None:
+@run_by(asyncio.run)
+async def test_a_file_that_is_written_is_forgotten(tmp_path: Path) -> None:
     """A run of weeks saves thousands; those that are not written yet are waited for at the end."""
+    session, theirs = opened(tmp_path, Process(), ListLog([]), lambda *_: None, [])
+    async with asyncio.timeout(60.0):
+        for turn in (1, 2, 3):
+            order = session.ask(messages.Save(turn, "state"))
+            theirs.send(messages.encode(messages.Copied(turn)))
+            await order
+            if turn != 2:
+                theirs.send(messages.encode(messages.Written(turn)))
+                await session.file(turn)
+        session.ask(messages.Save(4, "state"))
 
-    async def scenario() -> None:
-        session, theirs = opened(tmp_path, Process(), ListLog([]), lambda *_: None, [])
-        async with asyncio.timeout(60.0):
-            for turn in (1, 2, 3):
-                order = session.ask(messages.Save(turn, "state"))
-                theirs.send(messages.encode(messages.Copied(turn)))
-                await order
-                if turn != 2:
-                    theirs.send(messages.encode(messages.Written(turn)))
-                    await session.file(turn)
-            session.ask(messages.Save(4, "state"))
-
-        assert list(session._files) == [2, 4]
-        await session.close(polite_s=0.0)
-        theirs.close()
-
-    asyncio.run(scenario())
+    assert list(session._files) == [2, 4]
+    await session.close(polite_s=0.0)
+    theirs.close()
 
 
 @pytest.mark.parametrize("total", [0, -1])

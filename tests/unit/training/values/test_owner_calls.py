@@ -17,6 +17,7 @@ from p2pnode.training.values.shard_tasks import AT_ONCE
 from p2pnode.training.values.store import StoreUnavailable
 from tests.harness.builders.stores import contact, store_of
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
 
 OWNER, OTHER = contact("b"), contact("c")
@@ -85,85 +86,73 @@ class Bench:
         return [(name, shards) for _, name, shards in self.sent]
 
 
-def test_a_shard_has_one_request_at_a_time_and_an_owner_few() -> None:
+@run_by(run)
+async def test_a_shard_has_one_request_at_a_time_and_an_owner_few() -> None:
     """What comes for a shard meanwhile goes with its next request; every call is sent once."""
-
-    async def scenario() -> None:
-        bench = Bench(dict.fromkeys(range(8), OWNER), request_s=1.0)
-        calls = []
-        for shard in [*range(8), 0, 0]:
-            calls += bench.call(shard)
-            await asyncio.sleep(0.05)
-        assert len(bench.sent) == AT_ONCE
-        await asyncio.gather(*calls)
-        assert sorted(shard for _, shards in bench.requests for shard in shards) == [0, 0, 0, *range(1, 8)]
-        await bench.calls.stop()
-
-    run(scenario())
+    bench = Bench(dict.fromkeys(range(8), OWNER), request_s=1.0)
+    calls = []
+    for shard in [*range(8), 0, 0]:
+        calls += bench.call(shard)
+        await asyncio.sleep(0.05)
+    assert len(bench.sent) == AT_ONCE
+    await asyncio.gather(*calls)
+    assert sorted(shard for _, shards in bench.requests for shard in shards) == [0, 0, 0, *range(1, 8)]
+    await bench.calls.stop()
 
 
 @pytest.mark.parametrize("lacks_answers", [False, True])
-def test_a_failed_request_is_sent_again_after_rests_that_grow(lacks_answers: bool) -> None:
+@run_by(run)
+async def test_a_failed_request_is_sent_again_after_rests_that_grow(lacks_answers: bool) -> None:
     """The owner is reported, and asked about, each time; rests double up to their limit, and begin anew after an
     answer. An answer that lacks some results is a failure of the whole request."""
+    bench = Bench({0: OWNER}, request_s=0.0)
+    error = TransportError("timeout", OWNER.address, "no answer")
+    bench.error, bench.answers_lost = (None, 1) if lacks_answers else (error, 0)
+    (call,) = bench.call(0)
+    await asyncio.sleep(5.0)
+    rests = [later - earlier for (earlier, *_), (later, *_) in pairwise(bench.sent)]
+    for number, rest in enumerate(rests):
+        wanted = min(FIRST_RETRY_S * 2**number, MAX_RETRY_S)
+        assert 0.5 * wanted - 1e-9 <= rest <= 1.5 * wanted + 1e-9
+    assert len(bench.directory.failures) >= len(bench.directory.refreshed) > 8
+    assert set(bench.directory.failures) == {OWNER.node_id}
+    assert bench.directory.refreshed[0] == [0]
 
-    async def scenario() -> None:
-        bench = Bench({0: OWNER}, request_s=0.0)
-        error = TransportError("timeout", OWNER.address, "no answer")
-        bench.error, bench.answers_lost = (None, 1) if lacks_answers else (error, 0)
-        (call,) = bench.call(0)
-        await asyncio.sleep(5.0)
-        rests = [later - earlier for (earlier, *_), (later, *_) in pairwise(bench.sent)]
-        for number, rest in enumerate(rests):
-            wanted = min(FIRST_RETRY_S * 2**number, MAX_RETRY_S)
-            assert 0.5 * wanted - 1e-9 <= rest <= 1.5 * wanted + 1e-9
-        assert len(bench.directory.failures) >= len(bench.directory.refreshed) > 8
-        assert set(bench.directory.failures) == {OWNER.node_id}
-        assert bench.directory.refreshed[0] == [0]
-
-        bench.error, bench.answers_lost = None, 0
-        await call
-        bench.error = error
-        before = len(bench.sent)
-        bench.call(0)
-        await asyncio.sleep(1.5 * FIRST_RETRY_S + 0.001)
-        assert len(bench.sent) >= before + 2
-        await bench.calls.stop()
-
-    run(scenario())
+    bench.error, bench.answers_lost = None, 0
+    await call
+    bench.error = error
+    before = len(bench.sent)
+    bench.call(0)
+    await asyncio.sleep(1.5 * FIRST_RETRY_S + 0.001)
+    assert len(bench.sent) >= before + 2
+    await bench.calls.stop()
 
 
-def test_a_shard_that_was_not_answered_rests_alone() -> None:
+@run_by(run)
+async def test_a_shard_that_was_not_answered_rests_alone() -> None:
     """The others of its request are free at once; one whose owner is at work is asked for again at once."""
-
-    async def scenario() -> None:
-        bench = Bench({0: OWNER, 1: OWNER, 2: OWNER}, request_s=0.01)
-        bench.moving, bench.later = [0], [1]
-        bench.call(0, 1, 2)
-        await asyncio.sleep(0.0105)
-        assert bench.requests == [("b", [0, 1, 2]), ("b", [1])]
-        bench.moving, bench.later = [], []
-        await asyncio.gather(*bench.calls.waiting())
-        assert bench.directory.failures == []
-        await bench.calls.stop()
-
-    run(scenario())
+    bench = Bench({0: OWNER, 1: OWNER, 2: OWNER}, request_s=0.01)
+    bench.moving, bench.later = [0], [1]
+    bench.call(0, 1, 2)
+    await asyncio.sleep(0.0105)
+    assert bench.requests == [("b", [0, 1, 2]), ("b", [1])]
+    bench.moving, bench.later = [], []
+    await asyncio.gather(*bench.calls.waiting())
+    assert bench.directory.failures == []
+    await bench.calls.stop()
 
 
-def test_a_call_that_is_forgotten_is_not_sent_again_and_the_end_fails_the_others() -> None:
+@run_by(run)
+async def test_a_call_that_is_forgotten_is_not_sent_again_and_the_end_fails_the_others() -> None:
     """A caller that has given up leaves nothing behind."""
-
-    async def scenario() -> None:
-        bench = Bench({0: OWNER, 1: OWNER})
-        bench.moving = [0, 1]
-        gone, waits = bench.call(0, 1)
-        await asyncio.sleep(1.0)
-        gone.cancel()
-        bench.calls.forget(0, gone)
-        await asyncio.sleep(2 * MAX_RETRY_S)
-        assert bench.requests[-1] == ("b", [1])
-        await bench.calls.stop()
-        with pytest.raises(StoreUnavailable):
-            await waits
-
-    run(scenario())
+    bench = Bench({0: OWNER, 1: OWNER})
+    bench.moving = [0, 1]
+    gone, waits = bench.call(0, 1)
+    await asyncio.sleep(1.0)
+    gone.cancel()
+    bench.calls.forget(0, gone)
+    await asyncio.sleep(2 * MAX_RETRY_S)
+    assert bench.requests[-1] == ("b", [1])
+    await bench.calls.stop()
+    with pytest.raises(StoreUnavailable):
+        await waits

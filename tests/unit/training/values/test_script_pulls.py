@@ -13,6 +13,7 @@ from p2pnode.training.values.script_pulls import NO_SCRIPT, SCRIPT_RETRY_S, SCRI
 from p2pnode.training.values.store import EncodedResult, EncodedUpdate, EncodedValue, PullFailed
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 
 NODE = b"n" * 20
 
@@ -47,97 +48,82 @@ def pulls(script: Any) -> ScriptPulls:
     return made
 
 
-def test_shards_share_one_call() -> None:
+@run_by(run)
+async def test_shards_share_one_call() -> None:
     """Each gets the results of its own keys, and `pull` the present values of the batch's keys alone."""
-
-    async def scenario() -> None:
-        script = Script()
-        taken = {1: [waiting(1, b"sa"), waiting(2, b"sa", b"2")], 2: [waiting(1, b"sb", b"3")]}
-        found = await pulls(script).outcome(taken, {b"sa": (b"0", 7), b"sc": (b"0", 7)})
-        assert script.calls == [[b"1", b"2", b"3"]]
-        assert script.present == [{b"sa": (b"0", 7)}]
-        assert found[1] == (taken[1], [(b"sa", b"2", 2)], {})
-        assert found[2] == (taken[2], [(b"sb", b"3", 1)], {})
-
-    run(scenario())
+    script = Script()
+    taken = {1: [waiting(1, b"sa"), waiting(2, b"sa", b"2")], 2: [waiting(1, b"sb", b"3")]}
+    found = await pulls(script).outcome(taken, {b"sa": (b"0", 7), b"sc": (b"0", 7)})
+    assert script.calls == [[b"1", b"2", b"3"]]
+    assert script.present == [{b"sa": (b"0", 7)}]
+    assert found[1] == (taken[1], [(b"sa", b"2", 2)], {})
+    assert found[2] == (taken[2], [(b"sb", b"3", 1)], {})
 
 
 @pytest.mark.parametrize("names_key", [True, False])
-def test_updates_that_may_have_raised_are_given_again_one_by_one(names_key: bool) -> None:
+@run_by(run)
+async def test_updates_that_may_have_raised_are_given_again_one_by_one(names_key: bool) -> None:
     """None of several is refused: they are in no outcome, and are marked. One by itself is refused."""
-
-    async def scenario() -> None:
-        script = Script([b"2"], names_key)
-        taken = {1: [waiting(1), waiting(2, value=b"2"), waiting(3, b"sb", b"3")]}
-        found = await pulls(script).outcome(taken, {})
-        first, second, other = taken[1]
-        assert (first.is_alone, second.is_alone, other.is_alone) == (True, True, not names_key)
-        assert found[1].waiting == ([other] if names_key else [])
-        (again,) = (await pulls(script).outcome({1: [second]}, {})).values()
-        assert again == ([second], [], {0: "bad 2"})
-
-    run(scenario())
+    script = Script([b"2"], names_key)
+    taken = {1: [waiting(1), waiting(2, value=b"2"), waiting(3, b"sb", b"3")]}
+    found = await pulls(script).outcome(taken, {})
+    first, second, other = taken[1]
+    assert (first.is_alone, second.is_alone, other.is_alone) == (True, True, not names_key)
+    assert found[1].waiting == ([other] if names_key else [])
+    (again,) = (await pulls(script).outcome({1: [second]}, {})).values()
+    assert again == ([second], [], {0: "bad 2"})
 
 
-def test_a_result_of_another_key_is_an_error_of_the_call() -> None:
+@run_by(run)
+async def test_a_result_of_another_key_is_an_error_of_the_call() -> None:
     """It names the key."""
 
-    async def scenario() -> None:
-        async def wrong(*_: object) -> list[EncodedResult]:
-            return [(b"sforeign", b"1", 1)]
+    async def wrong(*_: object) -> list[EncodedResult]:
+        return [(b"sforeign", b"1", 1)]
 
-        (found,) = (await pulls(wrong).outcome({1: [waiting(1)]}, {})).values()
-        assert "foreign" in found.failed[0]
-
-    run(scenario())
+    (found,) = (await pulls(wrong).outcome({1: [waiting(1)]}, {})).values()
+    assert "foreign" in found.failed[0]
 
 
-def test_results_that_are_too_many_for_a_batch_wait_for_the_next() -> None:
+@run_by(run)
+async def test_results_that_are_too_many_for_a_batch_wait_for_the_next() -> None:
     """Their updates are in no outcome; one result goes, however large."""
 
-    async def scenario() -> None:
-        async def grow(updates: Sequence[EncodedUpdate], _: object) -> list[EncodedResult]:
-            return [(one.key, b"x" * (MAX_BATCH_BYTES // 2), 1) for one in updates]
+    async def grow(updates: Sequence[EncodedUpdate], _: object) -> list[EncodedResult]:
+        return [(one.key, b"x" * (MAX_BATCH_BYTES // 2), 1) for one in updates]
 
-        taken = {1: [waiting(number, b"s%d" % number) for number in range(5)]}
-        found = await pulls(grow).outcome(taken, {})
-        assert found[1].waiting == taken[1][:2]
-        assert [one[0] for one in found[1].results] == [b"s0", b"s1"]
-
-    run(scenario())
+    taken = {1: [waiting(number, b"s%d" % number) for number in range(5)]}
+    found = await pulls(grow).outcome(taken, {})
+    assert found[1].waiting == taken[1][:2]
+    assert [one[0] for one in found[1].results] == [b"s0", b"s1"]
 
 
-def test_a_key_that_pull_leaves_out_is_settled() -> None:
+@run_by(run)
+async def test_a_key_that_pull_leaves_out_is_settled() -> None:
     """Its update is applied, and changes nothing."""
 
-    async def scenario() -> None:
-        async def nothing(*_: object) -> list[EncodedResult]:
-            return []
+    async def nothing(*_: object) -> list[EncodedResult]:
+        return []
 
-        taken = {1: [waiting(1)]}
-        assert await pulls(nothing).outcome(taken, {}) == {1: (taken[1], [], {})}
-
-    run(scenario())
+    taken = {1: [waiting(1)]}
+    assert await pulls(nothing).outcome(taken, {}) == {1: (taken[1], [], {})}
 
 
-def test_without_a_script_updates_wait_and_are_then_refused() -> None:
+@run_by(run)
+async def test_without_a_script_updates_wait_and_are_then_refused() -> None:
     """Those that have waited long enough; one that is acknowledged already waits on, and so do those behind it."""
-
-    async def scenario() -> None:
-        made = pulls(None)
-        now = asyncio.get_running_loop().time()
-        late = now - SCRIPT_WAIT_S
-        assert await made.outcome({1: [waiting(1, since_s=now)]}, {}) == {}
-        assert made.rests
-        await asyncio.sleep(SCRIPT_RETRY_S)
-        assert not made.rests
-        taken = {
-            1: [waiting(1, since_s=late), waiting(2, since_s=now)],
-            2: [waiting(1, b"sz", since_s=late, is_repair=True)],
-        }
-        assert await made.outcome(taken, {}) == {1: (taken[1][:1], [], {0: NO_SCRIPT})}
-        made.attach(Script())
-        assert not made.rests
-        assert set(await made.outcome(taken, {})) == {1, 2}
-
-    run(scenario())
+    made = pulls(None)
+    now = asyncio.get_running_loop().time()
+    late = now - SCRIPT_WAIT_S
+    assert await made.outcome({1: [waiting(1, since_s=now)]}, {}) == {}
+    assert made.rests
+    await asyncio.sleep(SCRIPT_RETRY_S)
+    assert not made.rests
+    taken = {
+        1: [waiting(1, since_s=late), waiting(2, since_s=now)],
+        2: [waiting(1, b"sz", since_s=late, is_repair=True)],
+    }
+    assert await made.outcome(taken, {}) == {1: (taken[1][:1], [], {0: NO_SCRIPT})}
+    made.attach(Script())
+    assert not made.rests
+    assert set(await made.outcome(taken, {})) == {1, 2}

@@ -20,6 +20,7 @@ from p2pnode.training.trainer_link.engine_messages import NotAnswered
 from p2pnode.training.values.encoding import encode_key, encode_value
 from p2pnode.training.values.store import StoreUnavailable
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.server_swarm import World, WorldNode
 
 OPTIONS = ServerOptions(barrier="asp", max_failures=1)
@@ -90,23 +91,20 @@ async def value(world: World) -> object:
     return None if found is None else found.value
 
 
-def test_a_worker_without_news_is_answered_after_a_second() -> None:
+@played_by(play)
+async def test_a_worker_without_news_is_answered_after_a_second(world: World, _: WorldNode) -> None:
     """It learns that the server lives. When it asks again meanwhile, its former request is answered at once."""
-
-    async def scenario(world: World, _: WorldNode) -> None:
-        worker = Worker(world)
-        held = (await worker.task()).held
-        began = world.clock()
-        assert (await worker.ask(holds=held)).task is None
-        assert LONGEST_WAIT_S <= world.clock() - began < LONGEST_WAIT_S + MEMBERS_S + 0.1
-        former = asyncio.create_task(worker.ask(holds=held))
-        await asyncio.sleep(0.1)
-        began = world.clock()
-        asyncio.create_task(worker.ask(holds=held))  # noqa: RUF006
-        await former
-        assert world.clock() - began < 0.1
-
-    play(scenario)
+    worker = Worker(world)
+    held = (await worker.task()).held
+    began = world.clock()
+    assert (await worker.ask(holds=held)).task is None
+    assert LONGEST_WAIT_S <= world.clock() - began < LONGEST_WAIT_S + MEMBERS_S + 0.1
+    former = asyncio.create_task(worker.ask(holds=held))
+    await asyncio.sleep(0.1)
+    began = world.clock()
+    asyncio.create_task(worker.ask(holds=held))  # noqa: RUF006
+    await former
+    assert world.clock() - began < 0.1
 
 
 @pytest.mark.parametrize(
@@ -116,71 +114,61 @@ def test_a_worker_without_news_is_answered_after_a_second() -> None:
         ({"settings": "others"}, "this node with others"),
     ],
 )
-def test_a_node_that_runs_something_else_is_refused(fields: dict[str, Any], reason: str) -> None:
+@played_by(play)
+async def test_a_node_that_runs_something_else_is_refused(
+    world: World, _: WorldNode, *, fields: dict[str, Any], reason: str
+) -> None:
     """It is no worker then, and hears why; so does one whose message is malformed."""
-
-    async def scenario(world: World, _: WorldNode) -> None:
-        worker = Worker(world)
-        told = await worker.ask(**fields)
-        assert told.refused.endswith(reason)
-        assert "malformed Poll" in (await worker.send(b"\xc1")).refused
-        assert (await worker.ask(is_standby=True)).workers == 0
-
-    play(scenario)
+    worker = Worker(world)
+    told = await worker.ask(**fields)
+    assert told.refused.endswith(reason)
+    assert "malformed Poll" in (await worker.send(b"\xc1")).refused
+    assert (await worker.ask(is_standby=True)).workers == 0
 
 
-def test_no_task_is_given_before_there_are_enough_workers() -> None:
+@played_by(play, options=ServerOptions(barrier="asp", min_workers=2))
+async def test_no_task_is_given_before_there_are_enough_workers(world: World, _: WorldNode) -> None:
     """Then all get theirs; one that leaves afterwards stops nobody."""
-
-    async def scenario(world: World, _: WorldNode) -> None:
-        first, second = Worker(world), Worker(world)
-        assert (await first.ask()).task is None
-        waiting = asyncio.create_task(first.task())
-        await asyncio.sleep(0.2)
-        left = (await second.task()).held
-        task = await waiting
-        assert (await second.ask(leaves=True)).task is None
-        told = await first.ask(computed(task))
-        assert (told.workers, told.version) == (1, 1)
-        held = (await first.task()).held
-        assert (held.task, held.attempt) == (left.task, 2), "the task that was left"
-
-    play(scenario, options=ServerOptions(barrier="asp", min_workers=2))
+    first, second = Worker(world), Worker(world)
+    assert (await first.ask()).task is None
+    waiting = asyncio.create_task(first.task())
+    await asyncio.sleep(0.2)
+    left = (await second.task()).held
+    task = await waiting
+    assert (await second.ask(leaves=True)).task is None
+    told = await first.ask(computed(task))
+    assert (told.workers, told.version) == (1, 1)
+    held = (await first.task()).held
+    assert (held.task, held.attempt) == (left.task, 2), "the task that was left"
 
 
-def test_a_worker_that_asks_no_more_is_taken_for_gone() -> None:
+@played_by(play)
+async def test_a_worker_that_asks_no_more_is_taken_for_gone(world: World, _: WorldNode) -> None:
     """Its node may live: after twenty seconds it counts no longer; one whose node is dead, as soon as that is known."""
-
-    async def scenario(world: World, _: WorldNode) -> None:
-        first, second, third = Worker(world), Worker(world), Worker(world)
-        held, *_ = [(await worker.task()).held for worker in (first, second, third)]
-        began = world.clock()
-        world.kill(third.node)
-        counts = []
-        while world.clock() - began < SILENT_S + 2.0:
-            counts.append((world.clock() - began, (await first.ask(holds=held)).workers))
-        assert counts[0][1] == 3
-        assert {count for at, count in counts if 5.0 < at < SILENT_S - 3.0} == {2}
-        assert counts[-1][1] == 1
-
-    play(scenario)
+    first, second, third = Worker(world), Worker(world), Worker(world)
+    held, *_ = [(await worker.task()).held for worker in (first, second, third)]
+    began = world.clock()
+    world.kill(third.node)
+    counts = []
+    while world.clock() - began < SILENT_S + 2.0:
+        counts.append((world.clock() - began, (await first.ask(holds=held)).workers))
+    assert counts[0][1] == 3
+    assert {count for at, count in counts if 5.0 < at < SILENT_S - 3.0} == {2}
+    assert counts[-1][1] == 1
 
 
-def test_a_run_that_is_over_completes_its_open_tasks_and_tells_everybody() -> None:
+@played_by(play, summing(stops_at=1))
+async def test_a_run_that_is_over_completes_its_open_tasks_and_tells_everybody(world: World, server: WorldNode) -> None:
     """The server returns the version of the values, and stays while somebody has not heard of the end."""
-
-    async def scenario(world: World, server: WorldNode) -> None:
-        first, second = Worker(world), Worker(world)
-        one, other = await first.task(), await second.task()
-        told = await first.ask(computed(one))
-        assert (told.ended, told.task) == ("", None)
-        late = asyncio.create_task(second.ask(computed(other)))
-        assert (await first.ask()).ended == "stopped"
-        assert (await late).ended == "stopped"
-        assert await server.task == 2
-        assert (await world.record()).ended == "stopped"
-
-    play(scenario, summing(stops_at=1))
+    first, second = Worker(world), Worker(world)
+    one, other = await first.task(), await second.task()
+    told = await first.ask(computed(one))
+    assert (told.ended, told.task) == ("", None)
+    late = asyncio.create_task(second.ask(computed(other)))
+    assert (await first.ask()).ended == "stopped"
+    assert (await late).ended == "stopped"
+    assert await server.task == 2
+    assert (await world.record()).ended == "stopped"
 
 
 def test_a_server_waits_no_longer_than_five_seconds_for_those_that_have_not_heard() -> None:
@@ -220,41 +208,39 @@ def test_a_task_whose_values_are_too_large_to_send_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize(("away_s", "is_made"), [(STORE_S - 10.0, True), (STORE_S + 10.0, False)])
-def test_a_commit_is_repeated_while_no_owner_of_its_keys_answers(away_s: float, is_made: bool) -> None:
+@played_by(play)
+async def test_a_commit_is_repeated_while_no_owner_of_its_keys_answers(
+    world: World, server: WorldNode, *, away_s: float, is_made: bool
+) -> None:
     """For a minute: its backup takes over meanwhile. It counts once."""
-
-    async def scenario(world: World, server: WorldNode) -> None:
-        worker = Worker(world)
-        report = computed(await worker.task(), 5)
-        world.unavailable_until = world.clock() + away_s
-        with pytest.raises(NotAnswered):
-            await worker.ask(report)
-        await asyncio.sleep(STORE_S - 15.0)
-        assert (await value(world) == 5) == is_made
-        assert server.task.done() != is_made
-        if not is_made:
-            with pytest.raises(StoreUnavailable):
-                await server.task
-
-    play(scenario)
+    worker = Worker(world)
+    report = computed(await worker.task(), 5)
+    world.unavailable_until = world.clock() + away_s
+    with pytest.raises(NotAnswered):
+        await worker.ask(report)
+    await asyncio.sleep(STORE_S - 15.0)
+    assert (await value(world) == 5) == is_made
+    assert server.task.done() != is_made
+    if not is_made:
+        with pytest.raises(StoreUnavailable):
+            await server.task
 
 
-def test_a_server_that_another_has_replaced_tells_its_workers_where_to_ask() -> None:
+@played_by(play)
+async def test_a_server_that_another_has_replaced_tells_its_workers_where_to_ask(
+    world: World, server: WorldNode
+) -> None:
     """It looks for that also while it has nothing to store, and stands by from then on."""
-
-    async def scenario(world: World, server: WorldNode) -> None:
-        worker = Worker(world)
-        held = (await worker.task()).held
-        theirs = (await world.record()).epoch + 1
-        record = encode_record(ServerRecord(epoch=theirs, server=b"9" * 20, run=1))
-        asked = asyncio.create_task(worker.ask(holds=held))
-        await asyncio.sleep(0.1)
-        await world.store.set(RECORD_KEY, record, 1)
-        began = world.clock()
-        told = await asked
-        while told.epoch:
-            told = await worker.ask(holds=held)
-        assert (told.epoch, told.server) == (0, b"9" * 20)
-        assert world.clock() - began <= CHECK_S + LONGEST_WAIT_S
-
-    play(scenario)
+    worker = Worker(world)
+    held = (await worker.task()).held
+    theirs = (await world.record()).epoch + 1
+    record = encode_record(ServerRecord(epoch=theirs, server=b"9" * 20, run=1))
+    asked = asyncio.create_task(worker.ask(holds=held))
+    await asyncio.sleep(0.1)
+    await world.store.set(RECORD_KEY, record, 1)
+    began = world.clock()
+    told = await asked
+    while told.epoch:
+        told = await worker.ask(holds=held)
+    assert (told.epoch, told.server) == (0, b"9" * 20)
+    assert world.clock() - began <= CHECK_S + LONGEST_WAIT_S
