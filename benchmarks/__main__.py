@@ -3,8 +3,8 @@
 Without names the standing ones run: start, steps, kernels. The others run by name or with `--all`: `simulator`,
 `process_faults`, `devices`, `memory` and `overlay_large` take minutes, `exchange_history` as well and up to 20 GB of
 memory, `async_rule` half an hour. `partition`, `wan` and `time_to_loss` need network namespaces, and so root. `wan`
-takes half an hour, with hivemind an hour and a half; `time_to_loss` two hours, with `--quick` a quarter of an hour. A
-missed aim is said and shown in the table; it is no failure of the command.
+takes half an hour, `time_to_loss` two hours, with `--quick` a quarter of one. A missed aim is said and shown in the
+table; it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
         "--hivemind",
         type=Path,
         default=None,
-        help="peers, wan, time_to_loss: Python of an environment with hivemind 1.1.12",
+        help="peers, time_to_loss: Python of an environment with hivemind 1.1.12",
     )
     line.add_argument("--data-dir", type=Path, default=None, help="devices: folder with the MNIST files")
     slow = line.add_argument_group("time_to_loss")
@@ -159,7 +159,7 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
         parts += [f"--peers {peers}" for peers in arguments.peers]
         parts += [f"--parameters {millions:g}" for millions in arguments.parameters]
         parts += [f"--ways '{way}'" for way in arguments.ways]
-    if name in ("peers", "wan") and arguments.hivemind is not None:
+    if name == "peers" and arguments.hivemind is not None:
         parts.append("--hivemind …/bin/python")
     if name == "time_to_loss":
         parts += _of_time_to_loss(arguments)

@@ -2,8 +2,8 @@
 
 Each machine is a network namespace, and a relay of ours is the Internet between them (`tests.process.harness`). The
 trainer rests in its optimiser steps and notes when (`benchmarks.wan_trainer`), so the share of time in training is by
-its own clock, and nothing but the exchange takes the rest. Bytes are those of the interface. hivemind, where its Python
-is given, averages as many parameters in the same world after steps of the same length.
+its own clock, and nothing but the exchange takes the rest. Bytes are those of the interface. What is learnt meanwhile,
+beside other programs, is `time_to_loss`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +37,6 @@ WARM_S = 420.0
 #: After the measured time the training stops, and what is under way has so long to be acknowledged.
 DRAIN_S = 60.0
 LOOK_S = 0.5
-#: Beside hivemind's best, in the same run.
-RATIO_AIM = "≥ 1.5"
-CODECS = ("float16", "8bit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +84,13 @@ def measure(arguments: argparse.Namespace) -> Outcome:
     for name in names:
         scenario = SCENARIOS[name]
         for millions in arguments.parameters or [scenario.millions]:
-            series += _scenario(scenario, millions, ways, arguments.hivemind, seconds)
+            series += _scenario(scenario, millions, ways, seconds)
     return Outcome(
         "wan",
         "four daemons in network namespaces that a relay joins with rate, delay, jitter and loss (queues of 1 MiB), "
         "checked through sockets before; a trainer that rests as long as a step takes, pssp, one backup, plain, "
         f"defaults unless a way is named; {seconds / 60:g} minutes after {WARM_STEPS} steps of all; share of the time "
-        "in local training by the trainer's own clock; bytes of the interface; hivemind 1.1.12: its averager after "
-        "steps of the same length in the same world, matchmaking not counted",
+        "in local training by the trainer's own clock; bytes of the interface",
         series,
     )
 
@@ -118,12 +111,11 @@ def settings_of(way: str) -> dict[str, Any]:
 
 
 def _scenario(
-    scenario: Scenario, millions: float, ways: list[tuple[str, dict[str, Any]]], python: Path | None, seconds: float
+    scenario: Scenario, millions: float, ways: list[tuple[str, dict[str, Any]]], seconds: float
 ) -> list[Series]:
     parameters = int(1e6 * millions)
     label = scenario.text.replace(f"{scenario.millions:g} M", f"{millions:g} M")
     series: list[Series] = []
-    best: list[tuple[str, float]] = []
     try:
         with (
             tempfile.TemporaryDirectory(prefix="p2pnode-wan-", ignore_cleanup_errors=True) as folder,
@@ -136,26 +128,7 @@ def _scenario(
                 place.mkdir()
                 name = f"{label}, {way or 'defaults'}"
                 nodes = _ours(world, place, parameters, scenario.step_s, settings, seconds)
-                best.append((name, min(nodes[node].share for node in scenario.judged)))
                 series += _series(name, nodes, scenario, parameters)
-            theirs: list[float] = []
-            for codec in CODECS if python is not None else ():
-                place = Path(folder, codec)
-                place.mkdir()
-                peers = _hivemind(world, place, python, parameters, scenario.step_s, codec, seconds)
-                shares = [peer.share for peer in peers]
-                theirs.append(min(shares[node] for node in scenario.judged))
-                name = f"{label}, hivemind {codec}"
-                _say(
-                    f"{name}: {[round(share, 3) for share in shares]}, {[round(p.sent_per_step, 1) for p in peers]} MB"
-                )
-                series.append(Series(f"share of time in training, {name}", "", shares))
-                series.append(Series(f"sent per node and step, {name}", "MB", [p.sent_per_step for p in peers]))
-            if theirs:
-                series += [
-                    Series(f"lowest share of {name} over hivemind's best", "", [share / max(theirs)], RATIO_AIM)
-                    for name, share in best
-                ]
     except NotPermitted as error:
         raise NotMeasured(f"slow cables between namespaces cannot be made here: {error}") from error
     except NotAsClaimed as error:
@@ -312,83 +285,6 @@ def _rest(seconds: float, nodes: list[LanNode]) -> None:
     while time.monotonic() < deadline:
         _living(nodes)
         time.sleep(min(LOOK_S, max(0.0, deadline - time.monotonic())))
-
-
-# -- hivemind -----------------------------------------------------------------------------------------------------
-
-
-def _hivemind(
-    world: Wan, folder: Path, python: Path, parameters: int, step_s: float, codec: str, seconds: float
-) -> list[Node]:
-    files = [folder / f"notes-{number}" for number in range(len(world.machines))]
-    with contextlib.ExitStack() as stack:
-        initial: list[str] = []
-        peers = []
-        for number, machine in enumerate(world.machines):
-            command = [*machine.prefix, str(python), str(Path(__file__).with_name("hivemind_wan.py"))]
-            command += ["--host", machine.address, "--peers", str(len(files)), "--parameters", str(parameters)]
-            command += ["--step-s", str(step_s), "--codec", codec, "--notes", str(files[number])]
-            log = folder / f"peer-{number}.log"
-            peers.append(stack.enter_context(_peer([*command, *(f"--initial={one}" for one in initial)], log)))
-            if number == 0:
-                initial = _addresses(log)
-        deadline = time.monotonic() + WARM_S
-        while not all(sum(note["group"] > 1 for note in _notes(file)) >= WARM_STEPS - 1 for file in files):
-            ended = [number for number, peer in enumerate(peers) if peer.poll() is not None]
-            if ended or time.monotonic() > deadline:
-                logs = "\n".join((folder / f"peer-{number}.log").read_text()[-2000:] for number in range(len(files)))
-                raise NotMeasured(f"hivemind's peers did not average (ended: {ended}):\n{logs}")
-            time.sleep(LOOK_S)
-        began_s = time.monotonic()
-        sent = [world.sent_bytes(number) for number in range(len(files))]
-        time.sleep(seconds)
-        ended_s = time.monotonic()
-        sent = [world.sent_bytes(number) - before for number, before in enumerate(sent)]
-        time.sleep(1.1 * step_s)  # a rest that was under way is noted after its averaging
-        deadline = time.monotonic() + DRAIN_S
-        while min(_notes(file)[-1]["ended_s"] for file in files) < ended_s and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
-        noted = [_notes(file) for file in files]
-        _say(f"groups: {[[note['group'] for note in of] for of in noted]}")
-        return [
-            Node(
-                wan_window.training_share(of, began_s, ended_s),
-                wan_window.steps_made(of, began_s, ended_s),
-                sent[number],
-                left=sum(note["group"] < len(files) for note in of if began_s <= note["ended_s"] <= ended_s),
-            )
-            for number, of in enumerate(noted)
-        ]
-
-
-def _addresses(log: Path) -> list[str]:
-    deadline = time.monotonic() + WARM_S
-    while time.monotonic() < deadline:
-        for line in log.read_text().splitlines():
-            if line.startswith("addresses:"):
-                return line.split()[1:]
-        time.sleep(LOOK_S)
-    raise NotMeasured(f"hivemind's first peer did not start:\n{log.read_text()[-3000:]}")
-
-
-@contextlib.contextmanager
-def _peer(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A peer that is gone at the end, with the processes it forked."""
-    with log.open("wb") as output:
-        peer = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, "HIVEMIND_LOGLEVEL": "ERROR"},
-        )
-    try:
-        yield peer
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(peer.pid, signal.SIGKILL)
-        peer.wait()
 
 
 def _say(text: str) -> None:

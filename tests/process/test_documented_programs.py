@@ -31,7 +31,7 @@ NOT_RUN = {
     "python3.11 -m venv /tmp/hivemind": NETWORK,
     '/tmp/hivemind/bin/pip install torch==2.13.0 "numpy<2.4" hivemind==1.1.12': NETWORK,
     "python -m benchmarks peers --hivemind /tmp/hivemind/bin/python": BENCHMARK,
-    'make bench ARGS="wan --hivemind /tmp/hivemind/bin/python"': BENCHMARK,
+    "make bench ARGS=wan": BENCHMARK,
     "make bench ARGS=time_to_loss": BENCHMARK,
     'make bench ARGS="time_to_loss --quick"': BENCHMARK,
     'make bench ARGS="time_to_loss --only p2p --rate 5 --wall 300 --seed 1"': BENCHMARK,
