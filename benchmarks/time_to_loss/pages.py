@@ -55,9 +55,8 @@ def _is_usual(result: Result) -> bool:
 
 def picture(results: Sequence[Result]) -> str:
     """The first result of each contestant on the line that is shown."""
-    line = PICTURED
-    without = Line(rates_mbit=(0.0,) * len(line.rates_mbit))
-    found = {result.contestant: result for result in reversed(results) if result.line in (line, without)}
+    lines = (PICTURED, PICTURED.without_network)
+    found = {result.contestant: result for result in reversed(results) if result.line in lines}
     shown = {name: found[name] for name in CURVES if name in found}
     curves = [
         Curve(_label(result), CURVES[name][1], result.losses, name in ("joint", "alone"))

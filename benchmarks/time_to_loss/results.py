@@ -44,8 +44,12 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join([*parts, *([f"node {KILLED} killed and started again"] if self.kill else [])])
 
     @property
-    def title(self) -> str:
-        return f"{self.name}, seed {self.seed}"
+    def of_any_seed(self) -> Line:
+        return msgspec.structs.replace(self, seed=0)
+
+    @property
+    def without_network(self) -> Line:
+        return msgspec.structs.replace(self, rates_mbit=(0.0,) * len(self.rates_mbit), kill=False)
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -130,38 +134,38 @@ def reference_of(results: Iterable[Result], line: Line) -> tuple[int, float] | N
 
 
 def tables(results: Sequence[Result], seconds: Sequence[int] = ()) -> str:
-    """A Markdown table for each line, with its title before it; ends in a newline. Losses at all seconds that a result
+    """A Markdown table for each line, with its name before it; ends in a newline. Losses at all seconds that a result
     has, or at those named."""
-    lines = dict.fromkeys(result.line for result in results if any(result.line.rates_mbit))
-    return "\n".join(f"{line.title}:\n\n{table(line, results, seconds)}" for line in lines)
+    lines = dict.fromkeys(result.line.of_any_seed for result in results if any(result.line.rates_mbit))
+    return "\n".join(f"{line.name}:\n\n{table(line, results, seconds)}" for line in lines)
 
 
 def table(line: Line, results: Sequence[Result], seconds: Sequence[int] = ()) -> str:
-    """The runs on this line, and those without a network on the same text."""
-    without = msgspec.structs.replace(line, rates_mbit=(0.0,) * len(line.rates_mbit), kill=False)
-    shown = [result for result in results if result.line in (line, without)]
-    shown.sort(key=lambda result: list(TITLES).index(result.contestant))
+    """The runs on this line, with any seed, and those without a network on the same text."""
+    shown = [result for result in results if result.line.of_any_seed in (line, line.without_network)]
+    shown.sort(key=lambda result: (list(TITLES).index(result.contestant), result.line.seed))
     seconds = seconds or sorted({second for result in shown for second in result.losses})
-    point = reference_of(results, line)
-    at_s, loss = point or (AT_S, 0.0)
-    heads = [*(f"{second} s" for second in seconds), f"s to torchft's loss at {at_s} s", "share in training"]
+    heads = ["run", "seed", *(f"{second} s" for second in seconds), "torchft's loss after, s", "share in training"]
     heads += ["sent per node, MB", "ready after, s", "longest pause, s", "late steps", "load", "date"]
-    rows = ["| run | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    rows = [heads, ["---"] * len(heads)]
     for result in shown:
-        cells = [result.name, *(f"{result.losses[s]:.3f}" if s in result.losses else "" for s in seconds)]
-        cells.append(_seconds(seconds_to(loss, result.losses), result) if point else "")
+        at_seed = msgspec.structs.replace(line, seed=result.line.seed)
+        cells = [result.name, str(result.line.seed)]
+        cells += [f"{result.losses[second]:.3f}" if second in result.losses else "" for second in seconds]
+        cells += [_seconds(result, reference_of(results, at_seed))]
         cells += [_span(result.shares, 2), _span(result.sent_mb, 0)]
         if any(result.line.rates_mbit):
             cells += [f"{result.ready_s:.0f}", f"{result.longest_pause_s:.1f}", str(result.late_steps)]
-            cells.append(f"{result.load:.1f}")
-        else:
-            cells += [""] * 4
-        rows.append("| " + " | ".join([*cells, result.date]) + " |")
-    return "\n".join(rows) + "\n"
+            cells += [f"{result.load:.1f}"]
+        rows.append(cells + [""] * (len(heads) - len(cells) - 1) + [result.date])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 
-def _seconds(second: float | None, result: Result) -> str:
-    """`≤` where the first point is there already, and `never` with the length of the run."""
+def _seconds(result: Result, point: tuple[int, float] | None) -> str:
+    """When it has the loss of this point; `≤` where its first snapshot has it."""
+    if point is None:
+        return ""
+    second = seconds_to(point[1], result.losses)
     if second is None:
         return f"not within {result.wall_s:g}"
     return f"≤ {second:.0f}" if second == min(result.losses) else f"{second:.0f}"

@@ -49,16 +49,32 @@ def test_others_are_compared_with_the_best_of_torchft_at_300_s() -> None:
 
 
 def test_a_table_has_the_runs_of_a_line_and_those_without_a_network() -> None:
-    """Rows begin with the limit; the seconds to torchft's loss are in a column of their own."""
-    text = results.tables([TORCHFT, OURS, JOINT, result("p2p", {60: 9.0}, Line(rates_mbit=(1.0,) * 4))])
+    """Rows begin with the limit, and seeds are beside each other; torchft's loss is that of the same seed."""
+    another = result("torchft", {60: 2.4, 300: 1.7}, Line(rates_mbit=(5.0,) * 4, seed=1))
+    text = results.tables([TORCHFT, OURS, JOINT, another, result("p2p", {60: 9.0}, Line(rates_mbit=(1.0,) * 4))])
     first, second = text.split("\n1 Mbit/s")
 
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in first.splitlines() if row.startswith("|")]
-    assert first.startswith("5 Mbit/s, 30 ms one way, seed 0:")
-    assert [row[0] for row in rows[2:]] == ["one process, the joint batch (the limit)", "p2pnode", "torchft 0.2.0"]
-    assert rows[0][4] == "s to torchft's loss at 300 s"
-    assert rows[3][1:] == ["2.000", "1.600", "1.400", "240", "0.90 to 0.95", "40 to 70", "8", "0.0", "0", "1.0", ""]
-    assert rows[2][4] == "180"
+    assert first.startswith("5 Mbit/s, 30 ms one way:")
+    names = ["one process, the joint batch (the limit)", "p2pnode", "torchft 0.2.0", "torchft 0.2.0"]
+    assert [row[0] for row in rows[2:]] == names
+    assert rows[0][5] == "torchft's loss after, s"
+    assert rows[3][1:] == [
+        "0",
+        "2.000",
+        "1.600",
+        "1.400",
+        "240",
+        "0.90 to 0.95",
+        "40 to 70",
+        "8",
+        "0.0",
+        "0",
+        "1.0",
+        "",
+    ]
+    assert [row[5] for row in rows[2:]] == ["180", "240", "300", "300"]
+    assert {len(row) for row in rows} == {13}
     assert "9.000" in second
 
 
