@@ -16,6 +16,7 @@ import pytest
 
 from p2pnode.training.trainer_link.interface import StepOrder, TrainerEnd, TrainerFailed, TrainerLeft
 from tests.harness.project.repository import ROOT
+from tests.harness.runner.stories import played_by
 from tests.process.harness.forked_python import Forked, with_torch
 from tests.process.harness.trainer_world import World, add, is_running, until
 
@@ -130,18 +131,15 @@ def test_a_script_resumes_as_if_it_had_not_been_interrupted(world: World, tmp_pa
     assert "attached 4 2.0 True 15 960" in (other.state_dir / "trainer.log").read_text()
 
 
-def test_a_late_joiner_has_the_schedule_of_the_others(world: World) -> None:
+@played_by("world.run")
+async def test_a_late_joiner_has_the_schedule_of_the_others(world: World) -> None:
     """The scheduler is moved to the swarm's position, and the swarm's weights replace the script's own."""
-
-    async def scenario(world: World) -> None:
-        trainer = world.script(LOOP)
-        await trainer.start()
-        trainer.vector[:] = 0.5
-        report = await trainer.train(order(10))
-        # cosine at 50 of 100 optimiser steps
-        assert report.metrics["learning_rate"] == pytest.approx(0.005, rel=1e-4)
-
-    world.run(scenario)
+    trainer = world.script(LOOP)
+    await trainer.start()
+    trainer.vector[:] = 0.5
+    report = await trainer.train(order(10))
+    # cosine at 50 of 100 optimiser steps
+    assert report.metrics["learning_rate"] == pytest.approx(0.005, rel=1e-4)
 
 
 def test_a_script_that_returns_early_has_left(world: World) -> None:
@@ -295,20 +293,17 @@ LATE_WORK = LOOP.replace("import sys", "import sys, time").replace(
 )
 
 
-def test_a_first_step_that_works_again_counts_again(world: World) -> None:
+@played_by("world.run")
+async def test_a_first_step_that_works_again_counts_again(world: World) -> None:
     """Idle for `hang_s` it is announced as stalled; while it computes, silent, it is not any more."""
-
-    async def scenario(world: World) -> None:
-        trainer = world.script(LATE_WORK, hang_s=1.0)
-        await trainer.start()
-        training = asyncio.create_task(trainer.train(order(1, 1)))
-        await until(lambda: "hung" in world.states)
-        await until(lambda: world.states[-1] == "running")
-        began = time.monotonic()
-        assert (await training).step == 1
-        assert time.monotonic() - began > 0.3  # no message made it running
-
-    world.run(scenario)
+    trainer = world.script(LATE_WORK, hang_s=1.0)
+    await trainer.start()
+    training = asyncio.create_task(trainer.train(order(1, 1)))
+    await until(lambda: "hung" in world.states)
+    await until(lambda: world.states[-1] == "running")
+    began = time.monotonic()
+    assert (await training).step == 1
+    assert time.monotonic() - began > 0.3  # no message made it running
 
 
 def test_work_between_two_steps_is_no_hang_and_a_hang_is_one(world: World) -> None:
@@ -347,22 +342,19 @@ def test_work_between_two_steps_is_no_hang_and_a_hang_is_one(world: World) -> No
 
 
 @pytest.mark.parametrize(("step", "fatal"), [(1, True), (2, False)])
-def test_a_script_that_raises_is_a_crash(world: World, step: int, fatal: bool) -> None:
+@played_by("world.run")
+async def test_a_script_that_raises_is_a_crash(world: World, *, step: int, fatal: bool) -> None:
     """The last line of the traceback is in the sentence. Before its first completed turn another start would do the
     same; later it may not."""
-
-    async def scenario(world: World) -> None:
-        text = LOOP.replace("loss = train_once()", f"loss = train_once(); assert swarm.step_number < {step}")
-        trainer = world.script(text)
-        await trainer.start()
-        for completed in range(1, step):
-            await trainer.train(order(completed))
-        with pytest.raises(TrainerFailed, match="exit code 1: AssertionError") as failure:
-            await trainer.train(order(step))
-        assert failure.value.fatal is fatal
-        assert "AssertionError" in failure.value.hint
-
-    world.run(scenario)
+    text = LOOP.replace("loss = train_once()", f"loss = train_once(); assert swarm.step_number < {step}")
+    trainer = world.script(text)
+    await trainer.start()
+    for completed in range(1, step):
+        await trainer.train(order(completed))
+    with pytest.raises(TrainerFailed, match="exit code 1: AssertionError") as failure:
+        await trainer.train(order(step))
+    assert failure.value.fatal is fatal
+    assert "AssertionError" in failure.value.hint
 
 
 def test_a_saved_state_that_is_gone_is_not_fatal(world: World) -> None:
@@ -391,27 +383,21 @@ def test_a_saved_state_that_is_gone_is_not_fatal(world: World) -> None:
     ],
     ids=["no module", "no attach", "frozen", "no process group"],
 )
-def test_a_script_that_cannot_attach_is_fatal(world: World, text: str, reason: str) -> None:
+@played_by("world.run")
+async def test_a_script_that_cannot_attach_is_fatal(world: World, *, text: str, reason: str) -> None:
     """Before there is a model, another start would do the same."""
-
-    async def scenario(world: World) -> None:
-        with pytest.raises(TrainerFailed) as failure:
-            await world.script(text).start()
-        assert reason in failure.value.reason + failure.value.hint
-        assert failure.value.fatal
-
-    world.run(scenario)
+    with pytest.raises(TrainerFailed) as failure:
+        await world.script(text).start()
+    assert reason in failure.value.reason + failure.value.hint
+    assert failure.value.fatal
 
 
-def test_a_command_that_does_not_exist_is_named(world: World) -> None:
+@played_by("world.run")
+async def test_a_command_that_does_not_exist_is_named(world: World) -> None:
     """`p2pnode run -- pyhton train.py`."""
-
-    async def scenario(world: World) -> None:
-        with pytest.raises(TrainerFailed, match="could not be started: pyhton") as failure:
-            await world.trainer(command=["pyhton", "train.py"]).start()
-        assert failure.value.fatal
-
-    world.run(scenario)
+    with pytest.raises(TrainerFailed, match="could not be started: pyhton") as failure:
+        await world.trainer(command=["pyhton", "train.py"]).start()
+    assert failure.value.fatal
 
 
 def test_attach_outside_of_a_node_says_how_to_start_the_script(tmp_path: Path) -> None:
@@ -442,22 +428,19 @@ def test_importing_p2pnode_does_not_import_torch(tmp_path: Path) -> None:
     assert "this is where torch is imported" in done.stderr
 
 
-def test_a_cancelled_turn_of_a_script_is_left(world: World) -> None:
+@played_by("world.run")
+async def test_a_cancelled_turn_of_a_script_is_left(world: World) -> None:
     """The script continues with the next turn, from the vector, without the cancelled steps."""
-
-    async def scenario(world: World) -> None:
-        trainer = world.script(LOOP.replace('state["count"] += 1', "import time; time.sleep(0.01)"))
-        await trainer.start()
-        training = asyncio.create_task(trainer.train(order(1, 10_000)))
-        await asyncio.sleep(0.3)
-        training.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await training
-        async with asyncio.timeout(60):
-            await (await trainer.save(str(world.state_dir / "saved")))
-            assert (await trainer.train(order(2, 3))).optimizer_steps == 3
-
-    world.run(scenario)
+    trainer = world.script(LOOP.replace('state["count"] += 1', "import time; time.sleep(0.01)"))
+    await trainer.start()
+    training = asyncio.create_task(trainer.train(order(1, 10_000)))
+    await asyncio.sleep(0.3)
+    training.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await training
+    async with asyncio.timeout(60):
+        await (await trainer.save(str(world.state_dir / "saved")))
+        assert (await trainer.train(order(2, 3))).optimizer_steps == 3
 
 
 def test_a_script_ends_with_its_daemon(tmp_path: Path) -> None:

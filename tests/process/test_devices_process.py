@@ -24,6 +24,7 @@ from p2pnode.training.trainer.state.snapshot import seed_all
 from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
 from p2pnode.training.trainer_link.messages import derive_node_seed, trainer_id
 from tests.harness.project.repository import ROOT
+from tests.harness.runner.stories import played_by
 from tests.harness.trainers.tasks import Plain
 from tests.process.harness.trainer_world import World, is_running, until
 from tests.process.test_shared_data_process import sharing
@@ -119,70 +120,69 @@ def test_trainers_with_a_period_of_one_are_one_process_on_the_joined_batch(
 
 
 @pytest.mark.promise(16)
-def test_a_killed_trainer_comes_back_beside_the_others_and_a_stopped_one_is_waited_for_by_nobody(world: World) -> None:
+@played_by("world.run")
+async def test_a_killed_trainer_comes_back_beside_the_others_and_a_stopped_one_is_waited_for_by_nobody(
+    world: World,
+) -> None:
     """SIGKILL of one: the step ends, and a later one has it again. SIGSTOP of one: it is left out until it goes on.
     When all are killed the step fails, and a start brings all back."""
+    trainer = host(
+        world,
+        "cpu*3",
+        local_steps=20,
+        hang_s=0.3,
+        task="tests.harness.trainers.tasks:Slow",
+        options={"seconds": 0.01},
+    )
+    await trainer.start()
+    await trainer.train(order(1, 20))
+    pids = [one.pid for one in trainer.devices()]
+    assert len(set(pids)) == 3
 
-    async def scenario(world: World) -> None:
-        trainer = host(
-            world,
-            "cpu*3",
-            local_steps=20,
-            hang_s=0.3,
-            task="tests.harness.trainers.tasks:Slow",
-            options={"seconds": 0.01},
-        )
-        await trainer.start()
-        await trainer.train(order(1, 20))
-        pids = [one.pid for one in trainer.devices()]
-        assert len(set(pids)) == 3
+    assert pids[1] is not None
+    training = asyncio.create_task(trainer.train(order(2, 100)))  # longer than a late test needs
+    await asyncio.sleep(0.05)
+    os.kill(pids[1], signal.SIGKILL)
+    async with asyncio.timeout(60):
+        await training
+        await until(lambda: world.log.fields("device_restarted") != [])
+        await trainer.train(order(3, 20))
+    # A loaded machine may make any silent for 0.3 s.
+    await until(lambda: [one.state for one in trainer.devices()] == ["running"] * 3)
+    facts = trainer.devices()
+    assert [one.failures for one in facts] == [0, 1, 0]
+    assert (facts[0].pid, facts[2].pid) == (pids[0], pids[2])
+    assert facts[1].pid not in pids
 
-        assert pids[1] is not None
-        training = asyncio.create_task(trainer.train(order(2, 100)))  # longer than a late test needs
-        await asyncio.sleep(0.05)
-        os.kill(pids[1], signal.SIGKILL)
+    stopped = facts[2].pid
+    assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
+    try:
         async with asyncio.timeout(60):
-            await training
-            await until(lambda: world.log.fields("device_restarted") != [])
-            await trainer.train(order(3, 20))
-        # A loaded machine may make any silent for 0.3 s.
-        await until(lambda: [one.state for one in trainer.devices()] == ["running"] * 3)
-        facts = trainer.devices()
-        assert [one.failures for one in facts] == [0, 1, 0]
-        assert (facts[0].pid, facts[2].pid) == (pids[0], pids[2])
-        assert facts[1].pid not in pids
+            await trainer.train(order(4, 20))
+        assert trainer.devices()[2].state == "hung"
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    before = trainer.devices()[2].optimizer_steps
+    async with asyncio.timeout(180):
+        for step in range(5, 200):
+            await trainer.train(order(step, 20))
+            if trainer.devices()[2].optimizer_steps > before + 20:
+                break
+        else:
+            pytest.fail("the stopped trainer has not come back")
 
-        stopped = facts[2].pid
-        assert stopped is not None
-        os.kill(stopped, signal.SIGSTOP)
-        try:
-            async with asyncio.timeout(60):
-                await trainer.train(order(4, 20))
-            assert trainer.devices()[2].state == "hung"
-        finally:
-            os.kill(stopped, signal.SIGCONT)
-        before = trainer.devices()[2].optimizer_steps
-        async with asyncio.timeout(180):
-            for step in range(5, 200):
-                await trainer.train(order(step, 20))
-                if trainer.devices()[2].optimizer_steps > before + 20:
-                    break
-            else:
-                pytest.fail("the stopped trainer has not come back")
-
-        training = asyncio.create_task(trainer.train(order(200, 100_000)))
-        await asyncio.sleep(0.05)
-        living = [one.pid for one in trainer.devices() if one.pid is not None]
-        for pid in living:
-            os.kill(pid, signal.SIGKILL)
-        with pytest.raises(TrainerFailed):
-            await training
-        await trainer.start()
-        await trainer.train(order(200, 20))
-        await trainer.stop()
-        assert not any(is_running(one.pid) for one in trainer.devices() if one.pid is not None)
-
-    world.run(scenario)
+    training = asyncio.create_task(trainer.train(order(200, 100_000)))
+    await asyncio.sleep(0.05)
+    living = [one.pid for one in trainer.devices() if one.pid is not None]
+    for pid in living:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(TrainerFailed):
+        await training
+    await trainer.start()
+    await trainer.train(order(200, 20))
+    await trainer.stop()
+    assert not any(is_running(one.pid) for one in trainer.devices() if one.pid is not None)
 
 
 def test_a_device_that_this_machine_has_not_ends_the_start_with_its_name(world: World) -> None:
@@ -200,39 +200,33 @@ def test_a_device_that_this_machine_has_not_ends_the_start_with_its_name(world: 
     assert not any(is_running(pid) for pid in started)
 
 
-def test_trainers_that_raise_in_their_first_turn_end_the_run(world: World) -> None:
+@played_by("world.run")
+async def test_trainers_that_raise_in_their_first_turn_end_the_run(world: World) -> None:
     """A fault of the task is the same on every device: the step fails with the reason, and nothing is restarted."""
-
-    async def scenario(world: World) -> None:
-        trainer = host(world, "cpu*2", local_steps=2, task="tests.harness.trainers.tasks:Vectorial")
-        await trainer.start()
-        async with asyncio.timeout(60):
-            with pytest.raises(TrainerFailed) as failed:
-                await trainer.train(order(1, 2))
-        assert failed.value.fatal
-        await trainer.stop()
-
-    world.run(scenario)
+    trainer = host(world, "cpu*2", local_steps=2, task="tests.harness.trainers.tasks:Vectorial")
+    await trainer.start()
+    async with asyncio.timeout(60):
+        with pytest.raises(TrainerFailed) as failed:
+            await trainer.train(order(1, 2))
+    assert failed.value.fatal
+    await trainer.stop()
 
 
-def test_leaders_pull_the_trainers_of_a_node_together(world: World) -> None:
+@played_by("world.run")
+async def test_leaders_pull_the_trainers_of_a_node_together(world: World) -> None:
     """With leader steps the node learns, and one of them leads."""
-
-    async def scenario(world: World) -> None:
-        trainer = host(world, "cpu*2", local_steps=8, period=4, step="leader", pull=0.5)
-        await trainer.start()
-        before = await trainer.evaluate(0)
-        for step in range(1, 12):
-            await trainer.train(order(step, 8))
-            await add(trainer, step)
-        after = await trainer.evaluate(11)
-        assert before is not None
-        assert after is not None
-        assert after.metrics["error"] < 0.6 * before.metrics["error"]
-        assert sum(one.leads for one in trainer.devices()) == 1
-        await trainer.stop()
-
-    world.run(scenario)
+    trainer = host(world, "cpu*2", local_steps=8, period=4, step="leader", pull=0.5)
+    await trainer.start()
+    before = await trainer.evaluate(0)
+    for step in range(1, 12):
+        await trainer.train(order(step, 8))
+        await add(trainer, step)
+    after = await trainer.evaluate(11)
+    assert before is not None
+    assert after is not None
+    assert after.metrics["error"] < 0.6 * before.metrics["error"]
+    assert sum(one.leads for one in trainer.devices()) == 1
+    await trainer.stop()
 
 
 SCRIPT = """

@@ -27,6 +27,7 @@ from p2pnode.training.dispatch.open_store import open_store
 from p2pnode.training.dispatch.store import MAX_BYTES, MAX_ROWS, StoreLost
 from tests.harness.environment.simulated import ListLog
 from tests.harness.project.repository import ROOT
+from tests.harness.runner.stories import played_by
 from tests.process.harness.etcd_server import EtcdServer, etcd_binary
 
 pytestmark = pytest.mark.skipif(
@@ -83,50 +84,44 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(limited())
 
 
-def test_what_was_written_is_read_by_the_next_master(etcd: EtcdServer, tmp_path: Path) -> None:
+@played_by(run)
+async def test_what_was_written_is_read_by_the_next_master(*, etcd: EtcdServer, tmp_path: Path) -> None:
     """The largest writes, of rows and of bytes, are within etcd's limits; the next master reads the rows as they were
     written last, with a higher epoch."""
+    store = master(etcd, tmp_path)
+    assert await store.open() == {}
+    rows = {f"task/{number}": b"%d" % number for number in range(MAX_ROWS)}
+    await store.write(rows)
+    large = {f"chunks/{number}": os.urandom(MAX_BYTES) for number in range(3)}
+    for key, row in large.items():
+        await store.write({key: row})
+    await store.write({"task/3": b"another"})
+    epoch = store.epoch
+    await store.close()
 
-    async def scenario() -> None:
-        store = master(etcd, tmp_path)
-        assert await store.open() == {}
-        rows = {f"task/{number}": b"%d" % number for number in range(MAX_ROWS)}
-        await store.write(rows)
-        large = {f"chunks/{number}": os.urandom(MAX_BYTES) for number in range(3)}
-        for key, row in large.items():
-            await store.write({key: row})
-        await store.write({"task/3": b"another"})
-        epoch = store.epoch
-        await store.close()
-
-        store = master(etcd, tmp_path)
-        assert await store.open() == {**rows, **large, "task/3": b"another"}
-        assert store.epoch > epoch
-        await store.close()
-
-    run(scenario)
+    store = master(etcd, tmp_path)
+    assert await store.open() == {**rows, **large, "task/3": b"another"}
+    assert store.epoch > epoch
+    await store.close()
 
 
-def test_a_write_that_etcd_refuses_ends_the_service(etcd: EtcdServer, tmp_path: Path) -> None:
+@played_by(run)
+async def test_a_write_that_etcd_refuses_ends_the_service(*, etcd: EtcdServer, tmp_path: Path) -> None:
     """Nothing of it lands, and the next master goes on."""
-
-    async def scenario() -> None:
-        for rows, reason in (
-            ({"a": b"2", "large": bytes(7 << 18)}, "too large"),
-            ({"a": b"2", "large": bytes(2 << 20)}, "larger than max"),
-            ({"a": b"2", **{f"b{number}": b"" for number in range(MAX_ROWS)}}, "too many operations"),
-        ):
-            store = master(etcd, tmp_path)
-            await store.open()
-            await store.write({"a": b"1"})
-            with pytest.raises(StoreLost, match=reason):
-                await store.write(rows)
-            await store.close()
+    for rows, reason in (
+        ({"a": b"2", "large": bytes(7 << 18)}, "too large"),
+        ({"a": b"2", "large": bytes(2 << 20)}, "larger than max"),
+        ({"a": b"2", **{f"b{number}": b"" for number in range(MAX_ROWS)}}, "too many operations"),
+    ):
         store = master(etcd, tmp_path)
-        assert await store.open() == {"a": b"1"}
+        await store.open()
+        await store.write({"a": b"1"})
+        with pytest.raises(StoreLost, match=reason):
+            await store.write(rows)
         await store.close()
-
-    run(scenario)
+    store = master(etcd, tmp_path)
+    assert await store.open() == {"a": b"1"}
+    await store.close()
 
 
 WRITES_FOR_EVER = """
@@ -186,60 +181,54 @@ def test_no_write_of_a_paused_leader_lands(etcd: EtcdServer, tmp_path: Path) -> 
             old.kill()
 
 
-def test_the_lock_alone_refuses_a_former_master(etcd: EtcdServer, tmp_path: Path) -> None:
+@played_by(run)
+async def test_the_lock_alone_refuses_a_former_master(*, etcd: EtcdServer, tmp_path: Path) -> None:
     """A former master whose own clock says that it still is the master cannot write."""
-
-    async def scenario() -> None:
-        etcds = gateway(etcd.endpoint)
-        old = master(etcd, tmp_path, "old")
-        await old.open()
-        assert old._lock._renewals is not None
-        old._lock._renewals.cancel()
-        await etcds.call("lease/revoke", {"ID": old._lock._lease}, 10.0)  # as etcd does when it ends
-        new = master(etcd, tmp_path, "new")
-        await new.open()
-        await new.write({"a": b"new"})
-        old._lock._until = float("inf")
+    etcds = gateway(etcd.endpoint)
+    old = master(etcd, tmp_path, "old")
+    await old.open()
+    assert old._lock._renewals is not None
+    old._lock._renewals.cancel()
+    await etcds.call("lease/revoke", {"ID": old._lock._lease}, 10.0)  # as etcd does when it ends
+    new = master(etcd, tmp_path, "new")
+    await new.open()
+    await new.write({"a": b"new"})
+    old._lock._until = float("inf")
+    old.check()
+    with pytest.raises(StoreLost, match="taken over"):
+        await old.write({"a": b"bad"})
+    with pytest.raises(StoreLost):
         old.check()
-        with pytest.raises(StoreLost, match="taken over"):
-            await old.write({"a": b"bad"})
-        with pytest.raises(StoreLost):
-            old.check()
-        await new.close()
-        last = master(etcd, tmp_path, "last")
-        assert await last.open() == {"a": b"new"}
-        await last.close()
-        await old.close()
-
-    run(scenario)
+    await new.close()
+    last = master(etcd, tmp_path, "last")
+    assert await last.open() == {"a": b"new"}
+    await last.close()
+    await old.close()
 
 
-def test_a_killed_etcd_loses_nothing(etcd: EtcdServer, tmp_path: Path) -> None:
+@played_by(run)
+async def test_a_killed_etcd_loses_nothing(*, etcd: EtcdServer, tmp_path: Path) -> None:
     """etcd dies while a master writes and comes back within the lease: every acknowledged write is there."""
+    store = master(etcd, tmp_path)
+    await store.open()
+    moments = {40: asyncio.Event(), 80: asyncio.Event()}
 
-    async def scenario() -> None:
-        store = master(etcd, tmp_path)
-        await store.open()
-        moments = {40: asyncio.Event(), 80: asyncio.Event()}
+    async def write() -> None:
+        for number in range(150):
+            await store.write({"a": b"%d" % number, str(number): b""})
+            if number in moments:
+                moments[number].set()
 
-        async def write() -> None:
-            for number in range(150):
-                await store.write({"a": b"%d" % number, str(number): b""})
-                if number in moments:
-                    moments[number].set()
-
-        writing = asyncio.create_task(write())
-        for moment in moments.values():
-            await moment.wait()
-            etcd.kill()
-            await asyncio.to_thread(etcd.start)
-        await writing
-        await store.close()
-        store = master(etcd, tmp_path)
-        assert await store.open() == {"a": b"149"} | {str(number): b"" for number in range(150)}
-        await store.close()
-
-    run(scenario)
+    writing = asyncio.create_task(write())
+    for moment in moments.values():
+        await moment.wait()
+        etcd.kill()
+        await asyncio.to_thread(etcd.start)
+    await writing
+    await store.close()
+    store = master(etcd, tmp_path)
+    assert await store.open() == {"a": b"149"} | {str(number): b"" for number in range(150)}
+    await store.close()
 
 
 class TimedGateway(EtcdGateway):
@@ -258,82 +247,75 @@ class TimedGateway(EtcdGateway):
         return answer
 
 
-def test_an_unreachable_etcd_is_waited_for_until_the_lease_may_have_ended(etcd: EtcdServer, tmp_path: Path) -> None:
+@played_by(run)
+async def test_an_unreachable_etcd_is_waited_for_until_the_lease_may_have_ended(
+    *, etcd: EtcdServer, tmp_path: Path
+) -> None:
     """A write goes on when etcd answers in time again; otherwise the master stops before its lease could end, and no
     request of it lasts any longer."""
+    patient = master(etcd, tmp_path, "patient")
+    await patient.open()
+    etcd.pause()
+    writing = asyncio.create_task(patient.write({"in time": b""}))
+    await asyncio.sleep(0.4)
+    assert not writing.done()
+    etcd.resume()
+    await writing
+    await patient.close()
 
-    async def scenario() -> None:
-        patient = master(etcd, tmp_path, "patient")
-        await patient.open()
-        etcd.pause()
-        writing = asyncio.create_task(patient.write({"in time": b""}))
-        await asyncio.sleep(0.4)
-        assert not writing.done()
-        etcd.resume()
-        await writing
-        await patient.close()
-
-        calls = TimedGateway([etcd.endpoint])
-        opened.append(calls)
-        store = EtcdStore(calls, PREFIX, "master", environment(tmp_path), TTL_S)
-        await store.open()
-        etcd.pause()
-        with pytest.raises(StoreLost):
-            await store.write({"too late": b""})
-        assert calls.renewed_s < calls.until_s < calls.renewed_s + TTL_S
-        with pytest.raises(StoreLost):
-            store.check()
-        etcd.resume()
-        await store.close()
-        store = master(etcd, tmp_path)
-        assert "in time" in await store.open()
-        await store.close()
-
-    run(scenario)
+    calls = TimedGateway([etcd.endpoint])
+    opened.append(calls)
+    store = EtcdStore(calls, PREFIX, "master", environment(tmp_path), TTL_S)
+    await store.open()
+    etcd.pause()
+    with pytest.raises(StoreLost):
+        await store.write({"too late": b""})
+    assert calls.renewed_s < calls.until_s < calls.renewed_s + TTL_S
+    with pytest.raises(StoreLost):
+        store.check()
+    etcd.resume()
+    await store.close()
+    store = master(etcd, tmp_path)
+    assert "in time" in await store.open()
+    await store.close()
 
 
-def test_another_endpoint_is_asked_when_one_does_not_answer(etcd: EtcdServer, tmp_path: Path) -> None:
+@played_by(run)
+async def test_another_endpoint_is_asked_when_one_does_not_answer(*, etcd: EtcdServer, tmp_path: Path) -> None:
     """Of two endpoints one refuses connections: everything works through the other."""
-
-    async def scenario() -> None:
-        calls = gateway("http://127.0.0.1:1", etcd.endpoint)
-        store = EtcdStore(calls, PREFIX, "master", environment(tmp_path), LONG_TTL_S)
-        await store.open()
-        await store.write({"a": b""})
-        await store.close()
-
-    run(scenario)
+    calls = gateway("http://127.0.0.1:1", etcd.endpoint)
+    store = EtcdStore(calls, PREFIX, "master", environment(tmp_path), LONG_TTL_S)
+    await store.open()
+    await store.write({"a": b""})
+    await store.close()
 
 
-def test_a_user_and_a_password(etcd: EtcdServer, tmp_path: Path) -> None:
+@played_by(run)
+async def test_a_user_and_a_password(*, etcd: EtcdServer, tmp_path: Path) -> None:
     """With authentication on, a store with the password works, also after its token became invalid; a wrong password
     is refused with etcd's reason."""
+    root = gateway(etcd.endpoint)
+    await root.call("auth/user/add", {"name": "root", "password": "secret"}, 20)
+    await root.call("auth/role/add", {"name": "root"}, 20)
+    await root.call("auth/user/grant", {"user": "root", "role": "root"}, 20)
+    await root.call("auth/enable", {}, 20)
+    with pytest.raises(EtcdRefused):
+        await root.call("kv/range", {"key": coded(b"x")}, 20)
+    await root.close()
 
-    async def scenario() -> None:
-        root = gateway(etcd.endpoint)
-        await root.call("auth/user/add", {"name": "root", "password": "secret"}, 20)
-        await root.call("auth/role/add", {"name": "root"}, 20)
-        await root.call("auth/user/grant", {"user": "root", "role": "root"}, 20)
-        await root.call("auth/enable", {}, 20)
-        with pytest.raises(EtcdRefused):
-            await root.call("kv/range", {"key": coded(b"x")}, 20)
-        await root.close()
+    calls = gateway(etcd.endpoint, user=("root", "secret"))
+    store = EtcdStore(calls, PREFIX, "master", environment(tmp_path), LONG_TTL_S)
+    await store.open()
+    await store.write({"a": b"one"})
+    calls._token = "stale.1"
+    await store.write({"a": b"two"})
+    await store.close()
 
-        calls = gateway(etcd.endpoint, user=("root", "secret"))
-        store = EtcdStore(calls, PREFIX, "master", environment(tmp_path), LONG_TTL_S)
+    wrong = gateway(etcd.endpoint, user=("root", "wrong"))
+    store = EtcdStore(wrong, PREFIX, "other", environment(tmp_path), LONG_TTL_S)
+    with pytest.raises(StoreLost, match="authentication failed"):
         await store.open()
-        await store.write({"a": b"one"})
-        calls._token = "stale.1"
-        await store.write({"a": b"two"})
-        await store.close()
-
-        wrong = gateway(etcd.endpoint, user=("root", "wrong"))
-        store = EtcdStore(wrong, PREFIX, "other", environment(tmp_path), LONG_TTL_S)
-        with pytest.raises(StoreLost, match="authentication failed"):
-            await store.open()
-        await store.close()
-
-    run(scenario)
+    await store.close()
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:

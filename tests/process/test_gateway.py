@@ -14,8 +14,9 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.nat.port_mapping import GatewayFailed, Mapped
 from p2pnode.overlay.nat.upnp import MAX_REQUESTS, UpnpGateway, is_installed
 from tests.harness.project.repository import ROOT
+from tests.harness.runner.stories import run_by
 from tests.process.harness.fake_gateway import FakeGateway, junk_pages
-from tests.process.harness.sockets import Run, run
+from tests.process.harness.sockets import run
 
 __all__ = ["run"]
 
@@ -31,134 +32,110 @@ def client(fake: FakeGateway) -> UpnpGateway:
     return UpnpGateway(lambda: next(ports), search_at=fake.search_at, search_s=0.5, source="127.0.0.1")
 
 
-def test_a_port_is_opened_renewed_and_given_back(run: Run) -> None:
+@run_by("run")
+async def test_a_port_is_opened_renewed_and_given_back() -> None:
     """UDP and TCP of the node's port; again without a search; and nothing is left on leaving."""
-
-    async def main() -> None:
-        async with FakeGateway() as fake:
-            gateway = client(fake)
-            both = {(8468, protocol): ("127.0.0.1", 8468, 3600) for protocol in ("UDP", "TCP")}
-            assert await gateway.open(HOME, 3600.0) == Mapped(Address(OUTSIDE, 8468), 3600.0)
-            assert fake.mappings == both
-            searches = fake.searches
-            fake.mappings.clear()  # the lease ran out, or the router restarted
-            assert await gateway.open(HOME, 3600.0) == Mapped(Address(OUTSIDE, 8468), 3600.0)
-            assert (fake.mappings, fake.searches) == (both, searches)
-            await gateway.close()
-            assert fake.mappings == {}
-            await gateway.close()
-
-    run(main())
+    async with FakeGateway() as fake:
+        gateway = client(fake)
+        both = {(8468, protocol): ("127.0.0.1", 8468, 3600) for protocol in ("UDP", "TCP")}
+        assert await gateway.open(HOME, 3600.0) == Mapped(Address(OUTSIDE, 8468), 3600.0)
+        assert fake.mappings == both
+        searches = fake.searches
+        fake.mappings.clear()  # the lease ran out, or the router restarted
+        assert await gateway.open(HOME, 3600.0) == Mapped(Address(OUTSIDE, 8468), 3600.0)
+        assert (fake.mappings, fake.searches) == (both, searches)
+        await gateway.close()
+        assert fake.mappings == {}
+        await gateway.close()
 
 
-def test_a_router_that_knows_permanent_leases_alone(run: Run) -> None:
+@run_by("run")
+async def test_a_router_that_knows_permanent_leases_alone() -> None:
     """Error 725: asked again without an end, and given back all the same."""
-
-    async def main() -> None:
-        async with FakeGateway() as fake:
-            fake.permanent_only = True
-            gateway = client(fake)
-            assert await gateway.open(HOME, 3600.0) == Mapped(Address(OUTSIDE, 8468), 0.0)
-            assert {lease for _, _, lease in fake.mappings.values()} == {0}
-            await gateway.close()
-            assert fake.mappings == {}
-
-    run(main())
+    async with FakeGateway() as fake:
+        fake.permanent_only = True
+        gateway = client(fake)
+        assert await gateway.open(HOME, 3600.0) == Mapped(Address(OUTSIDE, 8468), 0.0)
+        assert {lease for _, _, lease in fake.mappings.values()} == {0}
+        await gateway.close()
+        assert fake.mappings == {}
 
 
-def test_a_port_that_is_taken_gives_way_to_another(run: Run) -> None:
+@run_by("run")
+async def test_a_port_that_is_taken_gives_way_to_another() -> None:
     """Error 718, for either protocol: the next one is asked for, and no half of a mapping stays."""
-
-    async def main() -> None:
-        async with FakeGateway() as fake:
-            fake.taken = {(8468, "UDP"), (20001, "TCP")}
-            gateway = client(fake)
-            mapped = await gateway.open(HOME, 60.0)
-            assert mapped.address == Address(OUTSIDE, 20002)
-            assert set(fake.mappings) == {(20002, "UDP"), (20002, "TCP")}
-            await gateway.close()
-            assert fake.mappings == {}
-            fake.taken = {(port, "TCP") for port in range(65536)}
-            with pytest.raises(GatewayFailed, match="in use"):
-                await client(fake).open(HOME, 60.0)
-            assert fake.mappings == {}
-
-    run(main())
+    async with FakeGateway() as fake:
+        fake.taken = {(8468, "UDP"), (20001, "TCP")}
+        gateway = client(fake)
+        mapped = await gateway.open(HOME, 60.0)
+        assert mapped.address == Address(OUTSIDE, 20002)
+        assert set(fake.mappings) == {(20002, "UDP"), (20002, "TCP")}
+        await gateway.close()
+        assert fake.mappings == {}
+        fake.taken = {(port, "TCP") for port in range(65536)}
+        with pytest.raises(GatewayFailed, match="in use"):
+            await client(fake).open(HOME, 60.0)
+        assert fake.mappings == {}
 
 
-def test_a_refusal_is_told_in_the_routers_words(run: Run) -> None:
+@run_by("run")
+async def test_a_refusal_is_told_in_the_routers_words() -> None:
     """Whatever code: the number and the router's own text; a later attempt may succeed."""
-
-    async def main() -> None:
-        async with FakeGateway() as fake:
-            fake.refuse = 606
-            gateway = client(fake)
-            with pytest.raises(GatewayFailed, match=r"refused AddPortMapping: 606 'ActionNotAuthorized'"):
-                await gateway.open(HOME, 60.0)
-            fake.refuse = 0
-            assert (await gateway.open(HOME, 60.0)).address.port == 8468
-
-    run(main())
+    async with FakeGateway() as fake:
+        fake.refuse = 606
+        gateway = client(fake)
+        with pytest.raises(GatewayFailed, match=r"refused AddPortMapping: 606 'ActionNotAuthorized'"):
+            await gateway.open(HOME, 60.0)
+        fake.refuse = 0
+        assert (await gateway.open(HOME, 60.0)).address.port == 8468
 
 
 @pytest.mark.parametrize("outside", ["", "somewhere", "0.0.0.300"])
-def test_an_outside_address_that_is_none(run: Run, outside: str) -> None:
+@run_by("run")
+async def test_an_outside_address_that_is_none(outside: str) -> None:
     """A router without a line has no address, whatever it calls that."""
-
-    async def main() -> None:
-        async with FakeGateway(outside) as fake:
-            with pytest.raises(GatewayFailed, match="no outside address"):
-                await client(fake).open(HOME, 60.0)
-
-    run(main())
+    async with FakeGateway(outside) as fake:
+        with pytest.raises(GatewayFailed, match="no outside address"):
+            await client(fake).open(HOME, 60.0)
 
 
 @pytest.mark.parametrize(("name", "pages"), junk_pages(), ids=[name for name, _ in junk_pages()])
-def test_a_router_that_talks_nonsense(run: Run, name: str, pages: dict[str, Any]) -> None:
+@run_by("run")
+async def test_a_router_that_talks_nonsense(name: str, pages: dict[str, Any]) -> None:
     """One sentence, no exception of another kind, nothing mapped, and never a request to another host."""
-
-    async def main() -> None:
-        async with FakeGateway() as fake:
-            fake.pages = {path: make() for path, make in pages.items()}
-            gateway = client(fake)
-            with pytest.raises(GatewayFailed) as caught:
-                await gateway.open(HOME, 60.0)
-            print(caught.value)
-            assert len(str(caught.value)) < 300, name
-            assert fake.mappings == {}
-            assert len(fake.asked) <= MAX_REQUESTS
-
-    run(main())
+    async with FakeGateway() as fake:
+        fake.pages = {path: make() for path, make in pages.items()}
+        gateway = client(fake)
+        with pytest.raises(GatewayFailed) as caught:
+            await gateway.open(HOME, 60.0)
+        print(caught.value)
+        assert len(str(caught.value)) < 300, name
+        assert fake.mappings == {}
+        assert len(fake.asked) <= MAX_REQUESTS
 
 
 @pytest.mark.parametrize(
     "location",
     ["http://127.0.0.2:80/x", "file:///etc/passwd", "http://[", "https://127.0.0.1:1/", "http://127.0.0.1:x/"],
 )
-def test_an_answer_that_points_elsewhere_is_no_answer(run: Run, location: str) -> None:
+@run_by("run")
+async def test_an_answer_that_points_elsewhere_is_no_answer(location: str) -> None:
     """Only the host that answers the search is asked, by plain HTTP at a port."""
-
-    async def main() -> None:
-        async with FakeGateway() as fake:
-            fake.location = location
-            with pytest.raises(GatewayFailed, match="no router"):
-                await client(fake).open(HOME, 60.0)
-            assert fake.searches >= 2
-            assert fake.asked == []
-
-    run(main())
-
-
-def test_no_router(run: Run) -> None:
-    """Silence is a sentence."""
-
-    async def main() -> None:
-        async with FakeGateway() as fake:
-            gateway = client(fake)
+    async with FakeGateway() as fake:
+        fake.location = location
         with pytest.raises(GatewayFailed, match="no router"):
-            await gateway.open(HOME, 60.0)
+            await client(fake).open(HOME, 60.0)
+        assert fake.searches >= 2
+        assert fake.asked == []
 
-    run(main())
+
+@run_by("run")
+async def test_no_router() -> None:
+    """Silence is a sentence."""
+    async with FakeGateway() as fake:
+        gateway = client(fake)
+    with pytest.raises(GatewayFailed, match="no router"):
+        await gateway.open(HOME, 60.0)
 
 
 def test_a_missing_package_is_one_sentence(tmp_path: Path) -> None:

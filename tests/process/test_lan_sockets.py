@@ -26,8 +26,9 @@ from p2pnode.overlay.kademlia.messages import PROTOCOL_VERSION
 from p2pnode.overlay.local_node import LocalNode
 from tests.harness.environment.simulated import ListLog
 from tests.harness.project.repository import ROOT
+from tests.harness.runner.stories import run_by
 from tests.process.harness.members import until
-from tests.process.harness.sockets import Run, run
+from tests.process.harness.sockets import run
 
 __all__ = ["run"]
 
@@ -104,59 +105,53 @@ async def announcing(*places: tuple[Announcement, OnAnnouncement]) -> AsyncItera
             await lan.stop()
 
 
-def test_neighbours_hear_each_other(run: Run, multicast: None) -> None:
+@run_by("run")
+async def test_neighbours_hear_each_other(multicast: None) -> None:
     """Two of one run, one of another, and junk: the two see each other where they listen, and learn when one is in."""
+    given = (("one", 1, 9001), ("one", 2, 9002), ("two", 3, 9003))
+    places = [discovery(announcement(*each)) for each in given]
+    heard: list[str] = []
 
-    async def main() -> None:
-        given = (("one", 1, 9001), ("one", 2, 9002), ("two", 3, 9003))
-        places = [discovery(announcement(*each)) for each in given]
-        heard: list[str] = []
+    def first_hears(name: str, properties: Mapping[str, str], hosts: Iterable[str], port: int) -> None:
+        heard.append(properties.get("run", ""))
+        places[0].on_announcement(name, properties, hosts, port)
 
-        def first_hears(name: str, properties: Mapping[str, str], hosts: Iterable[str], port: int) -> None:
-            heard.append(properties.get("run", ""))
-            places[0].on_announcement(name, properties, hosts, port)
-
-        hearers = [first_hears, *(place.on_announcement for place in places[1:])]
-        async with announcing(*zip((place.own for place in places), hearers, strict=True)) as lans:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as says:
-                says.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(LOCAL))
-                for packet in junk():
-                    says.sendto(packet, GROUP)
-            first, second, other = places
-            await until(lambda: first.addresses() == [Address(LOCAL, 9002)], "the first sees the second")
-            await until(lambda: second.addresses() == [Address(LOCAL, 9001)], "the second sees the first")
-            await until(lambda: other.own.run in heard, "the other run's was heard")
-            assert other.addresses() == []
-            assert (first.should_found(), second.should_found()) == (True, False)
-            first.own = first.own._replace(joined=True)
-            await lans[0].announce(first.own)
-            await until(second.is_any_joined, "the second hears that the first is in")
-            assert not first.is_any_joined()
-            for lan in lans:
-                await lan.stop()  # and once more at the end
-
-    run(main())
+    hearers = [first_hears, *(place.on_announcement for place in places[1:])]
+    async with announcing(*zip((place.own for place in places), hearers, strict=True)) as lans:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as says:
+            says.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(LOCAL))
+            for packet in junk():
+                says.sendto(packet, GROUP)
+        first, second, other = places
+        await until(lambda: first.addresses() == [Address(LOCAL, 9002)], "the first sees the second")
+        await until(lambda: second.addresses() == [Address(LOCAL, 9001)], "the second sees the first")
+        await until(lambda: other.own.run in heard, "the other run's was heard")
+        assert other.addresses() == []
+        assert (first.should_found(), second.should_found()) == (True, False)
+        first.own = first.own._replace(joined=True)
+        await lans[0].announce(first.own)
+        await until(second.is_any_joined, "the second hears that the first is in")
+        assert not first.is_any_joined()
+        for lan in lans:
+            await lan.stop()  # and once more at the end
 
 
-def test_what_is_announced_holds_no_key(run: Run, multicast: None) -> None:
+@run_by("run")
+async def test_what_is_announced_holds_no_key(multicast: None) -> None:
     """Every property that goes out is one of the four."""
+    heard: list[Mapping[str, str]] = []
 
-    async def main() -> None:
-        heard: list[Mapping[str, str]] = []
+    def note(_name: str, properties: Mapping[str, str], _hosts: Iterable[str], _port: int) -> None:
+        heard.append(properties)
 
-        def note(_name: str, properties: Mapping[str, str], _hosts: Iterable[str], _port: int) -> None:
-            heard.append(properties)
-
-        both = [announcement("one", 1, 9001), announcement("one", 2, 9002)]
-        ids = {own.node_id.hex() for own in both}
-        async with announcing(*((own, note) for own in both)):
-            await until(lambda: ids <= {each.get("id") for each in heard}, "both are heard")
-        ours = [each for each in heard if each.get("id") in ids]
-        assert all(set(each) == {"v", "run", "id", "in"} for each in ours)
-        assert all(each["v"] == str(PROTOCOL_VERSION) for each in ours)
-        assert SERVICE.startswith("_p2pnode.")
-
-    run(main())
+    both = [announcement("one", 1, 9001), announcement("one", 2, 9002)]
+    ids = {own.node_id.hex() for own in both}
+    async with announcing(*((own, note) for own in both)):
+        await until(lambda: ids <= {each.get("id") for each in heard}, "both are heard")
+    ours = [each for each in heard if each.get("id") in ids]
+    assert all(set(each) == {"v", "run", "id", "in"} for each in ours)
+    assert all(each["v"] == str(PROTOCOL_VERSION) for each in ours)
+    assert SERVICE.startswith("_p2pnode.")
 
 
 def test_a_missing_package_is_one_sentence(tmp_path: Path) -> None:

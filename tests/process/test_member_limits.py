@@ -10,8 +10,9 @@ import pytest
 from p2pnode.overlay.addresses import id_behind
 from p2pnode.overlay.sockets import concurrency
 from p2pnode.overlay.transport import Request, Response, TransportError
+from tests.harness.runner.stories import run_by
 from tests.process.harness.members import Member, ask, until
-from tests.process.harness.sockets import Run, run
+from tests.process.harness.sockets import run
 
 __all__ = ["run"]
 
@@ -56,40 +57,34 @@ async def outcome(member: Member, busy: Busy) -> str:
 
 
 @pytest.mark.usefixtures("few_turns")
-def test_a_member_that_hogs_streams_waits_for_its_own_turns(run: Run) -> None:
+@run_by("run")
+async def test_a_member_that_hogs_streams_waits_for_its_own_turns() -> None:
     """Twenty requests that never end, of a member that may have four running. Another member is answered at once.
     Waiting requests run when a turn is free."""
+    async with Busy() as busy, Member() as hog, Member() as honest:
+        tasks = [asyncio.create_task(outcome(hog, busy)) for _ in range(20)]
+        await until(lambda: sum(busy.holding.values()) == OWN, "all turns are taken")
+        for _ in range(5):
+            await ask(honest, busy.home)  # while the other's do not end
+        assert not busy.release.is_set()
+        busy.release.set()
+        outcomes = await asyncio.gather(*tasks)
 
-    async def main() -> None:
-        async with Busy() as busy, Member() as hog, Member() as honest:
-            tasks = [asyncio.create_task(outcome(hog, busy)) for _ in range(20)]
-            await until(lambda: sum(busy.holding.values()) == OWN, "all turns are taken")
-            for _ in range(5):
-                await ask(honest, busy.home)  # while the other's do not end
-            assert not busy.release.is_set()
-            busy.release.set()
-            outcomes = await asyncio.gather(*tasks)
-
-            assert busy.most_held == {hog.identity.node_id: OWN}
-            assert outcomes == ["held"] * 20
-
-    run(main())
+        assert busy.most_held == {hog.identity.node_id: OWN}
+        assert outcomes == ["held"] * 20
 
 
 @pytest.mark.usefixtures("few_turns")
-def test_a_peer_that_leaves_frees_its_turns(run: Run) -> None:
+@run_by("run")
+async def test_a_peer_that_leaves_frees_its_turns() -> None:
     """Streams of a member that are broken off leave nothing behind: its turns are all there again."""
-
-    async def main() -> None:
-        async with Busy() as busy, Member() as hog:
-            for _ in range(3):
-                tasks = [asyncio.create_task(outcome(hog, busy)) for _ in range(2 * OWN)]
-                await until(lambda: sum(busy.holding.values()) == OWN, "all turns are taken")
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                await until(lambda: sum(busy.holding.values()) == 0, "all turns are free")
-            busy.release.set()
-            assert await outcome(hog, busy) == "held"
-
-    run(main())
+    async with Busy() as busy, Member() as hog:
+        for _ in range(3):
+            tasks = [asyncio.create_task(outcome(hog, busy)) for _ in range(2 * OWN)]
+            await until(lambda: sum(busy.holding.values()) == OWN, "all turns are taken")
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await until(lambda: sum(busy.holding.values()) == 0, "all turns are free")
+        busy.release.set()
+        assert await outcome(hog, busy) == "held"

@@ -21,6 +21,7 @@ from p2pnode.training.supervisor.process_trainer import ProcessTrainer
 from p2pnode.training.trainer_link import shared_memory
 from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
 from tests.harness.project.repository import ROOT
+from tests.harness.runner.stories import played_by
 from tests.process.harness.forked_python import with_torch
 from tests.process.harness.trainer_world import World, add, descriptors, is_running, until, wait_until
 
@@ -235,34 +236,28 @@ def test_a_long_evaluation_is_not_taken_for_a_hang(world: World) -> None:
     assert "hung" not in world.states
 
 
-def test_a_trainer_that_hangs_between_its_turns_is_killed_while_values_are_to_enter(world: World) -> None:
+@played_by("world.run")
+async def test_a_trainer_that_hangs_between_its_turns_is_killed_while_values_are_to_enter(world: World) -> None:
     """Under bsp no order is under way then, and the next one waits until they have entered."""
-
-    async def scenario(world: World) -> None:
-        trainer = world.trainer("Slow", options={"seconds": 0.02}, hang_s=0.1)
-        hello = await trainer.start()
-        await trainer.train(order(1, 1))
-        trainer.sent()
-        os.kill(hello.pid, signal.SIGSTOP)
-        async with asyncio.timeout(60):
-            await trainer.arrived(1)
-        with pytest.raises(TrainerFailed, match="so it was killed"):
-            await trainer.train(order(2, 1))
-
-    world.run(scenario)
+    trainer = world.trainer("Slow", options={"seconds": 0.02}, hang_s=0.1)
+    hello = await trainer.start()
+    await trainer.train(order(1, 1))
+    trainer.sent()
+    os.kill(hello.pid, signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        await trainer.arrived(1)
+    with pytest.raises(TrainerFailed, match="so it was killed"):
+        await trainer.train(order(2, 1))
 
 
-def test_a_hung_trainer_is_stopped_in_time(world: World) -> None:
+@played_by("world.run")
+async def test_a_hung_trainer_is_stopped_in_time(world: World) -> None:
     """A process that hears nothing is killed: nobody waits for it to end by itself."""
-
-    async def scenario(world: World) -> None:
-        trainer = world.trainer("Plain")
-        hello = await trainer.start()
-        os.kill(hello.pid, signal.SIGSTOP)
-        await trainer.stop()
-        assert not is_running(hello.pid)
-
-    world.run(scenario)
+    trainer = world.trainer("Plain")
+    hello = await trainer.start()
+    os.kill(hello.pid, signal.SIGSTOP)
+    await trainer.stop()
+    assert not is_running(hello.pid)
 
 
 def test_a_cancelled_order_is_left_and_the_next_one_has_its_own_answer(world: World) -> None:
@@ -285,36 +280,30 @@ def test_a_cancelled_order_is_left_and_the_next_one_has_its_own_answer(world: Wo
     assert (world.state_dir / "saved").exists()
 
 
-def test_a_stop_ends_an_order_under_way(world: World) -> None:
+@played_by("world.run")
+async def test_a_stop_ends_an_order_under_way(world: World) -> None:
     """The caller that waits for the order gets an error, and nothing waits without end."""
-
-    async def scenario(world: World) -> None:
-        trainer = world.trainer("Slow", options={"seconds": 0.02})
-        await trainer.start()
-        training = asyncio.create_task(trainer.train(order(1, 10_000)))
-        await asyncio.sleep(0.1)
-        await trainer.stop()
-        with pytest.raises(TrainerFailed, match="was stopped"):
-            await training
-        with pytest.raises(TrainerFailed, match="not running"):
-            await trainer.train(order(1))
-
-    world.run(scenario)
+    trainer = world.trainer("Slow", options={"seconds": 0.02})
+    await trainer.start()
+    training = asyncio.create_task(trainer.train(order(1, 10_000)))
+    await asyncio.sleep(0.1)
+    await trainer.stop()
+    with pytest.raises(TrainerFailed, match="was stopped"):
+        await training
+    with pytest.raises(TrainerFailed, match="not running"):
+        await trainer.train(order(1))
 
 
-def test_a_file_that_cannot_be_written_fails_the_order_and_not_the_trainer(world: World) -> None:
+@played_by("world.run")
+async def test_a_file_that_cannot_be_written_fails_the_order_and_not_the_trainer(world: World) -> None:
     """The message names the file, and the trainer continues."""
-
-    async def scenario(world: World) -> None:
-        trainer = world.trainer("Plain")
-        await trainer.start()
-        (world.state_dir / "file").write_text("in the way")
-        with pytest.raises(TrainerFailed, match=r"file/model\.pt could not be written"):
-            await (await trainer.save(str(world.state_dir / "file" / "model.pt")))
-        assert trainer.state == "running"
-        assert (await trainer.train(order(1))).step == 1
-
-    world.run(scenario)
+    trainer = world.trainer("Plain")
+    await trainer.start()
+    (world.state_dir / "file").write_text("in the way")
+    with pytest.raises(TrainerFailed, match=r"file/model\.pt could not be written"):
+        await (await trainer.save(str(world.state_dir / "file" / "model.pt")))
+    assert trainer.state == "running"
+    assert (await trainer.train(order(1))).step == 1
 
 
 def test_a_warning_of_the_trainer_reaches_the_log(world: World) -> None:
@@ -365,37 +354,31 @@ def test_a_start_that_must_fail_again_is_fatal(world: World, settings: dict[str,
         ("LosesItsGpu", "the restarted trainer is on cpu, and the one before was on cuda:0", False),
     ],
 )
-def test_a_restart_that_fails(world: World, tmp_path: Path, kind: str, reason: str, fatal: bool) -> None:
+@played_by("world.run")
+async def test_a_restart_that_fails(world: World, *, tmp_path: Path, kind: str, reason: str, fatal: bool) -> None:
     """A fault on a restart may pass; a model that has changed, or its quantised part, cannot use the old vector."""
-
-    async def scenario(world: World) -> None:
-        trainer = world.trainer(kind, options={"mark": str(tmp_path / "mark")})
+    trainer = world.trainer(kind, options={"mark": str(tmp_path / "mark")})
+    await trainer.start()
+    await trainer.stop()
+    with pytest.raises(TrainerFailed, match=reason) as failure:
         await trainer.start()
-        await trainer.stop()
-        with pytest.raises(TrainerFailed, match=reason) as failure:
-            await trainer.start()
-        assert failure.value.fatal is fatal
-
-    world.run(scenario)
+    assert failure.value.fatal is fatal
 
 
-def test_a_start_can_be_cancelled(world: World) -> None:
+@played_by("world.run")
+async def test_a_start_can_be_cancelled(world: World) -> None:
     """A node that leaves while its trainer starts leaves no process behind."""
-
-    async def scenario(world: World) -> None:
-        trainer = world.trainer("Plain")
-        starting = asyncio.create_task(trainer.start())
-        async with asyncio.timeout(60):
-            # A start on a fork is over within milliseconds: look at every turn of the loop.
-            while not (world.state_dir / "trainer" / "link").exists():  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0)
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-        assert trainer.state == "stopped"
-        assert not (world.state_dir / "trainer").exists()
-
-    world.run(scenario)
+    trainer = world.trainer("Plain")
+    starting = asyncio.create_task(trainer.start())
+    async with asyncio.timeout(60):
+        # A start on a fork is over within milliseconds: look at every turn of the loop.
+        while not (world.state_dir / "trainer" / "link").exists():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert trainer.state == "stopped"
+    assert not (world.state_dir / "trainer").exists()
 
 
 def test_a_process_that_has_just_started_is_ended_where_its_start_is_cancelled(
@@ -421,16 +404,13 @@ def test_a_process_that_has_just_started_is_ended_where_its_start_is_cancelled(
     world.run(scenario)
 
 
-def test_too_little_memory_is_reported(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by("world.run")
+async def test_too_little_memory_is_reported(world: World, *, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is trained."""
     monkeypatch.setattr(shared_memory, "available_memory_bytes", lambda: 100)
-
-    async def scenario(world: World) -> None:
-        with pytest.raises(TrainerFailed, match=r"takes 2 × .* of memory, and .* are free") as failure:
-            await world.trainer("Plain").start()
-        assert failure.value.fatal
-
-    world.run(scenario)
+    with pytest.raises(TrainerFailed, match=r"takes 2 × .* of memory, and .* are free") as failure:
+        await world.trainer("Plain").start()
+    assert failure.value.fatal
 
 
 def test_a_long_state_directory_has_its_socket_elsewhere(world: World) -> None:

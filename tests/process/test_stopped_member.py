@@ -15,6 +15,7 @@ from p2pnode.overlay.overlay import Overlay
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Response, TransportError
 from tests.harness.project.repository import ROOT
+from tests.harness.runner.stories import run_by
 from tests.process.test_overlay_sockets import GENESIS, V4, Real, port_of, until
 
 #: A request is sent this often.
@@ -46,35 +47,32 @@ async def ask(node: Overlay, member: Contact) -> None:
 
 
 @pytest.mark.promise(3)
-def test_a_stopped_process_that_is_asked_all_the_time_is_found_dead() -> None:
+@run_by(asyncio.run)
+async def test_a_stopped_process_that_is_asked_all_the_time_is_found_dead() -> None:
     """Ten new requests a second: its kernel acknowledges each of them, and nobody reads them. It is found dead all the
     same, on a quiet machine after 5 s: a round, a probe, and a suspicion of 3 s."""
+    async with Real() as founder:
+        founder.found(GENESIS)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", MEMBER, str(port_of(founder))]
+        process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment)
+        asked = set[asyncio.Task[None]]()
+        try:
+            await until(lambda: len(founder.peers) == 1, "it has joined")
+            (peer,) = founder.peers
+            process.send_signal(signal.SIGSTOP)
 
-    async def main() -> None:
-        async with Real() as founder:
-            founder.found(GENESIS)
-            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-            command = [sys.executable, "-c", MEMBER, str(port_of(founder))]
-            process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment)
-            asked = set[asyncio.Task[None]]()
-            try:
-                await until(lambda: len(founder.peers) == 1, "it has joined")
-                (peer,) = founder.peers
-                process.send_signal(signal.SIGSTOP)
+            def is_found_dead() -> bool:
+                if len(asked) < (time.monotonic() - began_s) / EVERY_S:
+                    asked.add(asyncio.create_task(ask(founder, peer.contact)))
+                return founder.is_gone(peer.node_id)
 
-                def is_found_dead() -> bool:
-                    if len(asked) < (time.monotonic() - began_s) / EVERY_S:
-                        asked.add(asyncio.create_task(ask(founder, peer.contact)))
-                    return founder.is_gone(peer.node_id)
-
-                began_s = time.monotonic()
-                await until(is_found_dead, "it is found dead")
-                print(f"found dead {time.monotonic() - began_s:.1f} s after the stop, {len(asked)} requests")
-            finally:
-                process.kill()
-                await process.wait()
-                for task in asked:
-                    task.cancel()
-                await asyncio.gather(*asked, return_exceptions=True)
-
-    asyncio.run(main())
+            began_s = time.monotonic()
+            await until(is_found_dead, "it is found dead")
+            print(f"found dead {time.monotonic() - began_s:.1f} s after the stop, {len(asked)} requests")
+        finally:
+            process.kill()
+            await process.wait()
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)

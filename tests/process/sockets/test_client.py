@@ -17,13 +17,13 @@ from p2pnode.overlay.transport import (
     MAX_HEAD_BYTES,
     TransportError,
 )
+from tests.harness.runner.stories import played_by, run_by
 from tests.process.harness.free_port import free_port
 from tests.process.harness.sockets import (
     LATE_S,
     LOCAL,
     MB,
     Node,
-    Paced,
     Run,
     Talk,
     ask,
@@ -38,60 +38,48 @@ from tests.process.harness.sockets import (
 __all__ = ["paced", "run"]
 
 
-def test_refused(run: Run) -> None:
+@run_by("run")
+async def test_refused() -> None:
     """A port without a listener is `refused`."""
-
-    async def main() -> None:
-        async with Node() as one:
-            with socket.socket() as silent:  # nobody else can listen there meanwhile
-                silent.bind((LOCAL, 0))
-                error = await failure(ask(one, Address(LOCAL, silent.getsockname()[1]), "echo"))
-            assert error.kind == "refused"
-
-    run(main())
+    async with Node() as one:
+        with socket.socket() as silent:  # nobody else can listen there meanwhile
+            silent.bind((LOCAL, 0))
+            error = await failure(ask(one, Address(LOCAL, silent.getsockname()[1]), "echo"))
+        assert error.kind == "refused"
 
 
-def test_a_rejection_has_its_reason(run: Run) -> None:
+@run_by("run")
+async def test_a_rejection_has_its_reason() -> None:
     """A request that the handler rejects, such as an unknown name, is `rejected` with the reason."""
-
-    async def main() -> None:
-        async with Node() as one, Node() as two:
-            error = await failure(ask(one, two.address, "no/such thing?"))
-            assert (error.kind, error.detail) == ("rejected", "unknown request 'no/such thing?'")
-
-    run(main())
+    async with Node() as one, Node() as two:
+        error = await failure(ask(one, two.address, "no/such thing?"))
+        assert (error.kind, error.detail) == ("rejected", "unknown request 'no/such thing?'")
 
 
-def test_the_past_of_a_connection_is_no_movement_of_a_request(run: Run) -> None:
+@run_by("run")
+async def test_the_past_of_a_connection_is_no_movement_of_a_request() -> None:
     """A request on a pooled connection counts what moves while it uses it: its peer may have died since the last."""
-
-    async def main() -> None:
-        async with Node() as one, Node() as two:
-            assert (await ask(one, two.address, "count", b"", pattern(2 * MB)))[0] == str(2 * MB).encode()
-            outgoing = one.transport.request(two.address, "hang", b"", (), timeout_s=LATE_S)
-            asking = asyncio.create_task(outgoing.__aenter__())
-            await asyncio.wait_for(two.hanging.wait(), LATE_S)
-            assert len(two.sources) == 2
-            assert two.sources[0] == two.sources[1]
-            assert outgoing.moved_bytes() < 1000
-            asking.cancel()
-            await asyncio.wait([asking])
-
-    run(main())
+    async with Node() as one, Node() as two:
+        assert (await ask(one, two.address, "count", b"", pattern(2 * MB)))[0] == str(2 * MB).encode()
+        outgoing = one.transport.request(two.address, "hang", b"", (), timeout_s=LATE_S)
+        asking = asyncio.create_task(outgoing.__aenter__())
+        await asyncio.wait_for(two.hanging.wait(), LATE_S)
+        assert len(two.sources) == 2
+        assert two.sources[0] == two.sources[1]
+        assert outgoing.moved_bytes() < 1000
+        asking.cancel()
+        await asyncio.wait([asking])
 
 
 @pytest.mark.parametrize("kind", ["list", "generator"])
-def test_rejection_with_an_unread_body(run: Run, kind: str) -> None:
+@run_by("run")
+async def test_rejection_with_an_unread_body(kind: str) -> None:
     """A rejection arrives although 5 MB were not read, and the next request succeeds."""
-
-    async def main() -> None:
-        async with Node() as one, Node() as two:
-            body: Any = [bytes(MB)] * 5 if kind == "list" else pattern(5 * MB)
-            error = await failure(ask(one, two.address, "refuse", b"", body))
-            assert (error.kind, error.detail) == ("rejected", "the step is too old — €")
-            assert await ask(one, two.address, "echo", b"next") == (b"next", b"")
-
-    run(main())
+    async with Node() as one, Node() as two:
+        body: Any = [bytes(MB)] * 5 if kind == "list" else pattern(5 * MB)
+        error = await failure(ask(one, two.address, "refuse", b"", body))
+        assert (error.kind, error.detail) == ("rejected", "the step is too old — €")
+        assert await ask(one, two.address, "echo", b"next") == (b"next", b"")
 
 
 @pytest.mark.parametrize("amount", [1, 5 * MB])
@@ -113,103 +101,88 @@ def test_own_body_that_fails(run: Run, amount: int) -> None:
     run(main())
 
 
-def test_a_handler_that_does_not_answer_is_a_timeout(paced: Paced) -> None:
+@played_by("paced")
+async def test_a_handler_that_does_not_answer_is_a_timeout(timeout_s: float) -> None:
     """After the caller's timeout the request fails with `timeout`, and the handler is cancelled."""
-
-    async def main(timeout_s: float) -> None:
-        async with Node() as one, Node() as two:
-            started = time.monotonic()
-            error = await failure(ask(one, two.address, "hang", timeout_s=timeout_s))
-            assert error.kind == "timeout"
-            assert 0.8 * timeout_s < time.monotonic() - started < 3 * timeout_s
-            async with asyncio.timeout(LATE_S):
-                await two.cancelled.wait()
-
-    paced(main)
+    async with Node() as one, Node() as two:
+        started = time.monotonic()
+        error = await failure(ask(one, two.address, "hang", timeout_s=timeout_s))
+        assert error.kind == "timeout"
+        assert 0.8 * timeout_s < time.monotonic() - started < 3 * timeout_s
+        async with asyncio.timeout(LATE_S):
+            await two.cancelled.wait()
 
 
-def test_a_peer_that_stops_reading_is_a_timeout(paced: Paced) -> None:
+@played_by("paced")
+async def test_a_peer_that_stops_reading_is_a_timeout(timeout_s: float) -> None:
     """A peer that stops reading the body is a `timeout`, and the body's generator is closed."""
+    closed = asyncio.Event()
 
-    async def main(timeout_s: float) -> None:
-        closed = asyncio.Event()
+    async def body() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield bytes(MB)
+        finally:
+            closed.set()
 
-        async def body() -> AsyncIterator[bytes]:
-            try:
-                while True:
-                    yield bytes(MB)
-            finally:
-                closed.set()
-
-        async with Node() as one, Node() as two:
-            error = await failure(ask(one, two.address, "hang", b"", body(), timeout_s=timeout_s))
-            assert error.kind == "timeout"
-            assert closed.is_set()
-
-    paced(main)
+    async with Node() as one, Node() as two:
+        error = await failure(ask(one, two.address, "hang", b"", body(), timeout_s=timeout_s))
+        assert error.kind == "timeout"
+        assert closed.is_set()
 
 
-def test_slow_progress_does_not_time_out(paced: Paced) -> None:
+@played_by("paced")
+async def test_slow_progress_does_not_time_out(timeout_s: float) -> None:
     """A slow response and a slow request succeed while every single wait is shorter than the timeout."""
-
-    async def main(timeout_s: float) -> None:
-        pause_s = timeout_s / 10
-        async with Node() as one, Node() as two:
-            _, body = await ask(one, two.address, "trickle", str(pause_s).encode(), timeout_s=timeout_s)
-            assert body == b"x" * 20
-            head, _ = await ask(one, two.address, "count", b"", trickle(pause_s), timeout_s=timeout_s)
-            assert head == b"20"
-
-    paced(main)
+    pause_s = timeout_s / 10
+    async with Node() as one, Node() as two:
+        _, body = await ask(one, two.address, "trickle", str(pause_s).encode(), timeout_s=timeout_s)
+        assert body == b"x" * 20
+        head, _ = await ask(one, two.address, "count", b"", trickle(pause_s), timeout_s=timeout_s)
+        assert head == b"20"
 
 
-def test_a_cancellation_while_an_upload_ends_is_not_swallowed(run: Run) -> None:
+@run_by("run")
+async def test_a_cancellation_while_an_upload_ends_is_not_swallowed() -> None:
     """If the calling task is cancelled while its body is being closed, it ends as cancelled."""
+    closing, may_close = asyncio.Event(), asyncio.Event()
 
-    async def main() -> None:
-        closing, may_close = asyncio.Event(), asyncio.Event()
+    async def body() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield bytes(MB)
+        finally:
+            closing.set()
+            await may_close.wait()
 
-        async def body() -> AsyncIterator[bytes]:
-            try:
-                while True:
-                    yield bytes(MB)
-            finally:
-                closing.set()
-                await may_close.wait()
+    async def request(one: Node, two: Node) -> None:
+        with contextlib.suppress(TransportError):
+            await ask(one, two.address, "refuse", b"", body())
+        raise AssertionError("it continued after it was cancelled")
 
-        async def request(one: Node, two: Node) -> None:
-            with contextlib.suppress(TransportError):
-                await ask(one, two.address, "refuse", b"", body())
-            raise AssertionError("it continued after it was cancelled")
-
-        async with Node() as one, Node() as two:
-            task = asyncio.ensure_future(request(one, two))
-            async with asyncio.timeout(60):
-                await closing.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            may_close.set()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-
-    run(main())
+    async with Node() as one, Node() as two:
+        task = asyncio.ensure_future(request(one, two))
+        async with asyncio.timeout(60):
+            await closing.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        may_close.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("size", [10, 3 * MB])
-def test_restarted_peer_on_the_same_port(run: Run, size: int) -> None:
+@run_by("run")
+async def test_restarted_peer_on_the_same_port(size: int) -> None:
     """A request on an idle connection that a restarted peer has closed is repeated, if its body is a list."""
-
-    async def main() -> None:
-        async with Node() as one:
-            two = Node(LOCAL, free_port())  # which no connection takes as its near end in between
-            async with two:
-                assert await ask(one, two.address, "echo", b"1") == (b"1", b"")
-            async with Node(LOCAL, two.address.port) as again:
-                head, _ = await ask(one, again.address, "count", b"", [bytes(size)])
-                assert head == str(size).encode()
-
-    run(main())
+    async with Node() as one:
+        two = Node(LOCAL, free_port())  # which no connection takes as its near end in between
+        async with two:
+            assert await ask(one, two.address, "echo", b"1") == (b"1", b"")
+        async with Node(LOCAL, two.address.port) as again:
+            head, _ = await ask(one, again.address, "count", b"", [bytes(size)])
+            assert head == str(size).encode()
 
 
 async def _plain_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -262,40 +235,33 @@ async def _no_answer(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter
         (_no_answer, "timeout"),
     ],
 )
-def test_other_servers(run: Run, talk: Talk, kind: str) -> None:
+@run_by("run")
+async def test_other_servers(talk: Talk, kind: str) -> None:
     """A server that is no node, an incomplete response and no response have their own kinds."""
-
     timeout_s = 0.5 if kind == "timeout" else LATE_S
-
-    async def main() -> None:
-        async with Node() as one, other_server(talk) as address:
-            assert (await failure(ask(one, address, "echo", timeout_s=timeout_s))).kind == kind
-
-    run(main())
+    async with Node() as one, other_server(talk) as address:
+        assert (await failure(ask(one, address, "echo", timeout_s=timeout_s))).kind == kind
 
 
-def test_a_stream_that_is_not_kept_ends_with_its_response(run: Run) -> None:
+@run_by("run")
+async def test_a_stream_that_is_not_kept_ends_with_its_response() -> None:
     """At both ends, so that a node through which many join is connected to none of them; one that was kept before stays
     for others."""
+    async with Node() as one, Node() as two:
 
-    async def main() -> None:
-        async with Node() as one, Node() as two:
+        async def hello() -> None:
+            async with one.transport.request(two.address, "echo", b"x", timeout_s=LATE_S, keep=False) as answer:
+                assert answer.head == b"x"
+                assert [bytes(chunk) async for chunk in answer.body] == []
 
-            async def hello() -> None:
-                async with one.transport.request(two.address, "echo", b"x", timeout_s=LATE_S, keep=False) as answer:
-                    assert answer.head == b"x"
-                    assert [bytes(chunk) async for chunk in answer.body] == []
-
-            await hello()
-            assert one.transport._client.pool._idle == {}
-            served = two.transport._server
-            assert served is not None
-            serving = [each.task for each in served._connections.values()]
-            assert not serving or not (await asyncio.wait(serving, timeout=LATE_S))[1]
-            await ask(one, two.address, "echo", b"x")
-            kept = [list(idle) for idle in one.transport._client.pool._idle.values()]
-            assert len(kept[0]) == 1
-            await hello()
-            assert list(one.transport._client.pool._idle.values()) == kept
-
-    run(main())
+        await hello()
+        assert one.transport._client.pool._idle == {}
+        served = two.transport._server
+        assert served is not None
+        serving = [each.task for each in served._connections.values()]
+        assert not serving or not (await asyncio.wait(serving, timeout=LATE_S))[1]
+        await ask(one, two.address, "echo", b"x")
+        kept = [list(idle) for idle in one.transport._client.pool._idle.values()]
+        assert len(kept[0]) == 1
+        await hello()
+        assert list(one.transport._client.pool._idle.values()) == kept

@@ -9,34 +9,29 @@ import pytest
 from p2pnode.overlay.transport import (
     PortInUse,
 )
+from tests.harness.runner.stories import run_by
 from tests.process.harness.free_port import free_port
-from tests.process.harness.sockets import LOCAL, Node, Run, run
+from tests.process.harness.sockets import LOCAL, Node, run
 
 __all__ = ["run"]
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["TCP", "UDP"])
-def test_port_in_use(run: Run, kind: socket.SocketKind) -> None:
+@run_by("run")
+async def test_port_in_use(kind: socket.SocketKind) -> None:
     """A port that another socket holds, for either protocol, is `PortInUse` and names the protocol."""
-
-    async def main() -> None:
-        with socket.socket(socket.AF_INET, kind) as holder:
-            holder.bind((LOCAL, free_port()))
-            if kind == socket.SOCK_STREAM:
-                holder.listen()
-            node = Node(LOCAL, holder.getsockname()[1])
-            with pytest.raises(PortInUse, match="TCP" if kind == socket.SOCK_STREAM else "UDP"):
-                await node.__aenter__()
-            await node.transport.close()
-
-    run(main())
+    with socket.socket(socket.AF_INET, kind) as holder:
+        holder.bind((LOCAL, free_port()))
+        if kind == socket.SOCK_STREAM:
+            holder.listen()
+        node = Node(LOCAL, holder.getsockname()[1])
+        with pytest.raises(PortInUse, match="TCP" if kind == socket.SOCK_STREAM else "UDP"):
+            await node.__aenter__()
+        await node.transport.close()
 
 
-def test_an_address_that_is_not_ours(run: Run) -> None:
+@run_by("run")
+async def test_an_address_that_is_not_ours() -> None:
     """An address of no interface is an `OSError`, not a port in use."""
-
-    async def main() -> None:
-        with pytest.raises(OSError, match=r"(?i)assign"):
-            await Node("192.0.2.1", 0).__aenter__()
-
-    run(main())
+    with pytest.raises(OSError, match=r"(?i)assign"):
+        await Node("192.0.2.1", 0).__aenter__()

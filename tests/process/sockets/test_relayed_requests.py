@@ -9,6 +9,7 @@ from typing import Any
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Buffer, ReceivedResponse, Request, RequestRejected, Response, TransportError
 from p2pnode.training.exchange.rpc import IndirectRequests
+from tests.harness.runner.stories import run_by
 from tests.process.harness.sockets import LATE_S, MB, Node, Run, block, failure, pattern, run
 
 __all__ = ["run"]
@@ -66,35 +67,29 @@ async def asked(one: Member, relay: Member, other: Member, name: str, body: Any)
         return answer.head, bytes(received)
 
 
-def test_large_bodies_pass_a_relay_both_ways(run: Run) -> None:
+@run_by("run")
+async def test_large_bodies_pass_a_relay_both_ways() -> None:
     """24 MB, in buffers that the sender overwrites: they arrive as they were, at the same time in both directions."""
-
-    async def main() -> None:
-        async with Member("a") as one, Member("b") as other, Member("c") as relay:
-            head, echoed = await asked(one, relay, other, "echo", pattern(24 * MB))
-            assert head == b"payload"
-            assert echoed == b"".join(block(number, MB) for number in range(24))
-            error = await failure(asked(one, relay, other, "refused", ()))
-            assert (error.kind, error.detail) == ("rejected", "the disk is full")
-
-    run(main())
+    async with Member("a") as one, Member("b") as other, Member("c") as relay:
+        head, echoed = await asked(one, relay, other, "echo", pattern(24 * MB))
+        assert head == b"payload"
+        assert echoed == b"".join(block(number, MB) for number in range(24))
+        error = await failure(asked(one, relay, other, "refused", ()))
+        assert (error.kind, error.detail) == ("rejected", "the disk is full")
 
 
-def test_a_stream_that_breaks_behind_the_relay_breaks_before_it(run: Run) -> None:
+@run_by("run")
+async def test_a_stream_that_breaks_behind_the_relay_breaks_before_it() -> None:
     """The sender sees no short body. The relay's handler has not failed, and it can be used again."""
-
-    async def main() -> None:
-        async with Member("a") as one, Member("b") as other, Member("c") as relay:
-            other.breaks_at = 8 * MB
-            error = await failure(asked(one, relay, other, "echo", pattern(24 * MB)))
-            assert error.kind in ("reset", "timeout")
-            assert [event for event, _ in relay.log.events] == []
-            async with Member("d") as third:
-                assert await asked(one, relay, third, "echo", [b"again"]) == (b"payload", b"again")
-            gone = await failure(asked(one, relay, third, "echo", [b"again"]))
-            assert (gone.kind, gone.address) == ("refused", third.address)
-
-    run(main())
+    async with Member("a") as one, Member("b") as other, Member("c") as relay:
+        other.breaks_at = 8 * MB
+        error = await failure(asked(one, relay, other, "echo", pattern(24 * MB)))
+        assert error.kind in ("reset", "timeout")
+        assert [event for event, _ in relay.log.events] == []
+        async with Member("d") as third:
+            assert await asked(one, relay, third, "echo", [b"again"]) == (b"payload", b"again")
+        gone = await failure(asked(one, relay, third, "echo", [b"again"]))
+        assert (gone.kind, gone.address) == ("refused", third.address)
 
 
 def test_a_sender_that_leaves_early_frees_the_receiver(run: Run) -> None:

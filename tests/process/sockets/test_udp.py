@@ -13,24 +13,22 @@ from p2pnode.overlay.system import SystemClock
 from p2pnode.overlay.transport import (
     MAX_DATAGRAM_BYTES,
 )
-from tests.process.harness.sockets import LOCAL, Node, Run, run
+from tests.harness.runner.stories import run_by
+from tests.process.harness.sockets import LOCAL, Node, run
 
 __all__ = ["run"]
 
 
-def test_datagrams(run: Run) -> None:
+@run_by("run")
+async def test_datagrams() -> None:
     """A datagram arrives with its sender's listening address; one that is too long is dropped and logged once."""
-
-    async def main() -> None:
-        async with Node() as one, Node() as two:
-            one.transport.send(two.address, b"x" * (MAX_DATAGRAM_BYTES + 1))
-            one.transport.send(two.address, b"x" * (MAX_DATAGRAM_BYTES + 1))
-            one.transport.send(two.address, b"hello")
-            async with asyncio.timeout(60):
-                assert await two.datagrams.get() == (b"hello", one.address)
-            assert [event for event, _ in one.log.events] == ["datagram_too_long"]
-
-    run(main())
+    async with Node() as one, Node() as two:
+        one.transport.send(two.address, b"x" * (MAX_DATAGRAM_BYTES + 1))
+        one.transport.send(two.address, b"x" * (MAX_DATAGRAM_BYTES + 1))
+        one.transport.send(two.address, b"hello")
+        async with asyncio.timeout(60):
+            assert await two.datagrams.get() == (b"hello", one.address)
+        assert [event for event, _ in one.log.events] == ["datagram_too_long"]
 
 
 @pytest.mark.parametrize(
@@ -49,38 +47,32 @@ def test_datagrams(run: Run) -> None:
     ],
     ids=repr,
 )
-def test_invalid_addresses_are_dropped(run: Run, address: Any) -> None:
+@run_by("run")
+async def test_invalid_addresses_are_dropped(address: Any) -> None:
     """A datagram to an invalid address is dropped, and the next one to a valid address arrives."""
-
-    async def main() -> None:
-        async with Node() as one, Node() as two:
-            one.transport.send(Address(*address), b"lost")
-            one.transport.send(two.address, b"hello")
-            async with asyncio.timeout(60):
-                assert (await two.datagrams.get())[0] == b"hello"
-
-    run(main())
+    async with Node() as one, Node() as two:
+        one.transport.send(Address(*address), b"lost")
+        one.transport.send(two.address, b"hello")
+        async with asyncio.timeout(60):
+            assert (await two.datagrams.get())[0] == b"hello"
 
 
-def test_a_handler_may_raise(run: Run) -> None:
+@run_by("run")
+async def test_a_handler_may_raise() -> None:
     """A datagram handler that raises is logged once, and the socket continues."""
+    async with Node() as one, Node() as two:
+        got = asyncio.Event()
 
-    async def main() -> None:
-        async with Node() as one, Node() as two:
-            got = asyncio.Event()
+        def handler(data: bytes, _source: Address) -> None:
+            if data == b"bad":
+                raise IndexError("hostile")
+            got.set()
 
-            def handler(data: bytes, _source: Address) -> None:
-                if data == b"bad":
-                    raise IndexError("hostile")
-                got.set()
-
-            third = SocketTransport(LOCAL, 0, log=two.log, clock=SystemClock())
-            await third.open(handler, two.handle)
-            for data in (b"bad", b"bad", b"good"):
-                one.transport.send(third.address, data)
-            async with asyncio.timeout(60):
-                await got.wait()
-            await third.close()
-            assert [event for event, _ in two.log.events] == ["datagram_handler_failed"]
-
-    run(main())
+        third = SocketTransport(LOCAL, 0, log=two.log, clock=SystemClock())
+        await third.open(handler, two.handle)
+        for data in (b"bad", b"bad", b"good"):
+            one.transport.send(third.address, data)
+        async with asyncio.timeout(60):
+            await got.wait()
+        await third.close()
+        assert [event for event, _ in two.log.events] == ["datagram_handler_failed"]
