@@ -189,3 +189,16 @@ def test_labels_stay_where_they_have_room() -> None:
     assert apart([10.0, 100.0]) == [10.0, 100.0]
     assert apart([100.0, 100.0]) == [91.5, 108.5]
     assert apart([84.0, 100.0, 100.0]) == pytest.approx([77.67, 94.67, 111.67], abs=0.01)
+
+
+def test_no_node_trains_on_what_all_are_judged_by(tmp_path: Path) -> None:
+    """Each byte of the text is one node's, or the common part's, or left over at the end."""
+    from benchmarks.time_to_loss import learning  # it imports torch
+
+    file = tmp_path / "text"
+    file.write_bytes(bytes(range(250)))
+    given = learning.Given(0, 3, 0, 0.5, 300.0, 60.0, str(tmp_path), str(file), "", "")
+    parts = [learning.own_text(given, rank).tolist() for rank in range(3)] + [learning.common_text(given).tolist()]
+
+    assert [len(part) for part in parts] == [72, 72, 72, 8]
+    assert len({byte for part in parts for byte in part}) == 224
