@@ -32,6 +32,7 @@ from p2pnode.overlay.peers import Activity, PeerChange
 from p2pnode.overlay.settings import OverlaySettings
 from p2pnode.training.barriers.predicates import BarrierNotFound, make_barrier
 from p2pnode.training.barriers.waiter import BarrierWaiter
+from p2pnode.training.devices.gpus import SEE_DRIVER
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.goal import End
 from p2pnode.training.manifest import Manifest
@@ -40,6 +41,7 @@ from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shard_count import ChosenBy
 from p2pnode.training.sharing.service import DataService
 from p2pnode.training.step_loop import StepLoop
+from p2pnode.training.supervisor.gpu_monitor import GpuMonitor
 from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello, TrainerLeft
 
 #: Telling the others how far this node has come with the data that they share.
@@ -85,6 +87,7 @@ class Node:
         #: What the trainer will take besides its model, as it has estimated.
         self.trainer_bytes: int | None = None
         self._device_bytes = 0
+        self.gpus = GpuMonitor({})
         self.phase: State = "joining"
         self._startup = Startup(*parts, self._directory)
         self.engine = EngineRun(*parts)
@@ -148,6 +151,9 @@ class Node:
             return None
         self.loop.take_measured()  # a script may evaluate once more after the end
         return replace(self._result, best=self.loop.best.best(), began_at=self.loop.first_step)
+
+    def _note_gpu(self, device: str, reason: str) -> None:
+        self.log.error("gpu_error", device=device, reason=reason, hint=SEE_DRIVER)
 
     def budget(self) -> Budget | None:
         """Memory of this daemon among as many nodes as there are; None before the model is known."""
@@ -361,6 +367,9 @@ class Node:
             await self._startup.restore_values(hello, self.trainer.vector)
         self.manifest = self._startup.propose(hello, settings)
         self.trainer_bytes, self._device_bytes = hello.host_bytes, hello.device_bytes
+        loop = asyncio.get_running_loop()
+        self.gpus = GpuMonitor(hello.gpus, lambda *error: loop.call_soon_threadsafe(self._note_gpu, *error))
+        self.gpus.start()
         manifest, source = await self._startup.agree(self.manifest)
         self.manifest = manifest
         check_memory(

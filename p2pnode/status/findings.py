@@ -11,7 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from p2pnode.status.schema import DeviceStatus, DispatchStatus, Finding, LineStatus
+from p2pnode.status.schema import DeviceStatus, DispatchStatus, Finding, GpuStatus, LineStatus
+from p2pnode.training.devices.gpus import SEE_DRIVER
 from p2pnode.training.dispatch.client import TROUBLE_S
 from p2pnode.training.dispatch.master import MasterFacts
 from p2pnode.training.dispatch.worker import RecordsFacts
@@ -164,6 +165,11 @@ _DEVICE_STATES = {
     "crashed": "has failed and is restarted",
     "hung": "makes no progress",
 }
+
+
+def gpu_findings(gpus: list[GpuStatus]) -> list[Finding]:
+    """Errors that the driver has reported."""
+    return [warning(f"{one.device} ({one.name}): {one.error}", SEE_DRIVER) for one in gpus if one.error is not None]
 
 
 def device_findings(devices: list[DeviceStatus]) -> list[Finding]:

@@ -18,13 +18,14 @@ from p2pnode.status.findings import (
     device_findings,
     dispatch_findings,
     error,
+    gpu_findings,
     line_findings,
     refusal_findings,
     version_findings,
     warning,
 )
 from p2pnode.status.schema import DispatchStatus, Finding, LineStatus, LostPeer
-from p2pnode.status.sections import device_status
+from p2pnode.status.sections import device_status, gpu_status
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.timeouts import Obstacles
 from p2pnode.training.findings.duplicate_data import ADVICE
@@ -70,7 +71,7 @@ def findings(
         found.append(error(f"the trainer has failed: {failure[0]}", failure[1]))
     found += [warning(what, do) for what, do in [*node.trainer.findings, *node.data.warnings()]]
     found += dispatch_findings(dispatch, *node.dispatch.facts())
-    found += device_findings(device_status(node.trainer))
+    found += device_findings(device_status(node.trainer)) + gpu_findings(gpu_status(node.gpus))
     found += _exchange(node, line)
     if node.loop is not None and (missing := node.loop.missing_evaluations()):
         found.append(warning(missing, "call swarm.evaluate with that metric, or leave training.until empty"))

@@ -79,6 +79,9 @@ def _families(node: Node, status: Status, *, is_ready: bool) -> Iterator[Family]
         yield gauge("p2pnode_device_up", "1 for a trainer of this node that runs, 0 for one that does not.", runs)
         yield from _of_fields(device, labels)
 
+    for gpu in status.gpus:
+        yield from _of_fields(gpu, {"device": gpu.device, "name": gpu.name})
+
 
 @functools.cache
 def _annotated(part: type[Struct]) -> list[tuple[str, Family]]:

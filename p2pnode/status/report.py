@@ -45,6 +45,7 @@ from p2pnode.status.sections import (
     coordination_status,
     device_status,
     dispatch_status,
+    gpu_status,
     line_status,
     memory_status,
     ongoing,
@@ -218,6 +219,7 @@ class StatusReport:
             values=values_status(node.exchange),
             server=server_status(node.engine.tasks),
             devices=device_status(node.trainer),
+            gpus=gpu_status(node.gpus),
             coordination=coordination_status(node.trainer),
         )
 

@@ -371,6 +371,23 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
     leads: bool
 
 
+class GpuStatus(Struct, frozen=True, kw_only=True):
+    """A GPU of a trainer of this node, as NVIDIA's driver reads it; null is what it does not say. `utilisation`: the
+    part of the last second in which a kernel ran. `error`: the last one that the driver reported."""
+
+    device: str
+    name: str
+    memory_used_bytes: Annotated[
+        Count | None, gauge("p2pnode_gpu_memory_used_bytes", "Memory of this GPU that is in use, by all programs.")
+    ]
+    memory_total_bytes: Annotated[Count | None, gauge("p2pnode_gpu_memory_bytes", "Memory of this GPU.")]
+    utilisation: Annotated[
+        float | None, gauge("p2pnode_gpu_utilization_ratio", "Part of the last second in which a kernel ran.")
+    ]
+    temperature_celsius: Annotated[float | None, gauge("p2pnode_gpu_temperature_celsius", "Temperature of this GPU.")]
+    error: str | None
+
+
 class CoordinationStatus(Struct, frozen=True, kw_only=True):
     """What the nodes decide together (`devices.coordination = "global"`). `server`: the node that divides the local
     steps; null where none answers, and each node takes its own share. `serves`: that is this node, and `trainers` take
@@ -414,9 +431,10 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Status(Struct, frozen=True, kw_only=True):
-    """`GET /status`. `devices` is empty on a node with one trainer, `result` null until the run has ended. `values` is
-    null but in a run of an engine with named values, and `server` but at the node that serves as its parameter server.
-    `overlay` is `overlay.report.OverlayReport` with its counters beside the other keys."""
+    """`GET /status`. `devices` is empty on a node with one trainer, `gpus` without NVIDIA's, `result` null until the
+    run has ended. `values` is null but in a run of an engine with named values, and `server` but at the node that
+    serves as its parameter server. `overlay` is `overlay.report.OverlayReport` with its counters beside the other
+    keys."""
 
     schema: SchemaNumber
     summary: str
@@ -444,6 +462,7 @@ class Status(Struct, frozen=True, kw_only=True):
     values: ValuesStatus | None = None
     server: ServerStatus | None = None
     devices: list[DeviceStatus] = []
+    gpus: list[GpuStatus] = []
     coordination: CoordinationStatus | None = None
 
 

@@ -20,6 +20,7 @@ from p2pnode.status.schema import (
     CoordinationStatus,
     DeviceStatus,
     DispatchStatus,
+    GpuStatus,
     LineStatus,
     LostPeer,
     MemoryStatus,
@@ -34,6 +35,7 @@ from p2pnode.training.dispatch.master import MasterFacts
 from p2pnode.training.dispatch.worker import RecordsFacts
 from p2pnode.training.encoding.codec_choice import CodecChoice, LineFacts
 from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.supervisor.gpu_monitor import GpuMonitor
 from p2pnode.training.trainer_link.engine_messages import TaskCounts
 from p2pnode.training.trainer_link.interface import Trainer
 
@@ -97,6 +99,11 @@ def device_status(trainer: Trainer) -> list[DeviceStatus]:
         )
         for one in trainer.devices()
     ]
+
+
+def gpu_status(monitor: GpuMonitor) -> list[GpuStatus]:
+    """One entry per GPU that the driver knows."""
+    return [GpuStatus(device=device, **one._asdict()) for device, one in sorted(monitor.readings.items())]
 
 
 def coordination_status(trainer: Trainer) -> CoordinationStatus | None:

@@ -167,6 +167,7 @@ def status_lines(status: Mapping[str, Any], style: Style) -> list[Line]:
         *_learning(status),
         *_waiting(status),
         *device_rows(objects(status, "devices"), part(status, "coordination")),
+        *gpu_rows(objects(status, "gpus")),
         *_exchange(status),
         *repair_rows(part(status, "exchange")),
         *value_rows(part(status, "values")),
@@ -327,6 +328,19 @@ def _device(device: Mapping[str, Any]) -> str:
         f"{device.get('optimizer_steps', '?')} steps at {duration(device.get('step_seconds'))}, "
         f"{device.get('samples', '?')} samples" + (f", failed {failures} times" if failures else "")
     )
+
+
+def gpu_rows(gpus: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """One row per GPU; nothing without."""
+    return _labelled("gpu", [_gpu(gpu) for gpu in gpus])
+
+
+def _gpu(gpu: Mapping[str, Any]) -> str:
+    total, busy, degrees = (gpu.get(key) for key in ("memory_total_bytes", "utilisation", "temperature_celsius"))
+    facts = [] if total is None else [f"{size(gpu.get('memory_used_bytes'))} of {size(total)}"]
+    facts += [] if busy is None else [f"{share(busy)} busy"]
+    facts += [] if degrees is None else [f"{degrees:.0f} °C"]
+    return f"{gpu.get('device', '?')} ({gpu.get('name', '?')}): {', '.join(facts) or 'does not answer'}"
 
 
 def value_rows(values: Mapping[str, Any]) -> list[Row]:

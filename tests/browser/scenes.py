@@ -23,6 +23,7 @@ from p2pnode.status.schema import (
     DispatchStatus,
     ExchangeStatus,
     Finding,
+    GpuStatus,
     LineStatus,
     LoopStatus,
     LostPeer,
@@ -326,6 +327,18 @@ def several_parts() -> Scene:
     status = replace(
         before.status,
         devices=devices,
+        gpus=[
+            GpuStatus(
+                device=f"cuda:{index}",
+                name="NVIDIA H100 80GB HBM3",
+                memory_used_bytes=61_000_000_000,
+                memory_total_bytes=85_520_809_984,
+                utilisation=0.97,
+                temperature_celsius=64.0,
+                error=None if index != 2 else "Xid 79: the GPU has fallen off the bus",
+            )
+            for index in range(4)
+        ],
         coordination=CoordinationStatus(server=node_id(3), serves=False, trainers=0, leader=node_id(0)),
         values=_numbered(ValuesStatus),
         server=_numbered(ServerStatus),

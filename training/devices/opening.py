@@ -100,5 +100,6 @@ def joint_hello(devices: Sequence[Device], hellos: Sequence[TrainerHello], *, po
         host_bytes=sum(hello.host_bytes for hello in hellos)
         + (OWN_VECTORS + positions) * _FLOAT32_BYTES * first.layout.total,
         device_bytes=sum(hello.device_bytes for hello in hellos),
+        gpus={name: identity for hello in hellos for name, identity in hello.gpus.items()},
         frozen=first.frozen,
     )

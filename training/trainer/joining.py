@@ -22,11 +22,12 @@ def join(turns: Turns, start: Start | None = None) -> None:
     to call it. Raises `TrainerFailed`, and as the connection does."""
     vector, connection, ranks = turns.model_vector, turns.connection, turns.ranks
     ranks.require_equal(vector.layout.digest(), vector.frozen)
+    gpus = {name: identity for found in ranks.gather(vector.gpus) for name, identity in found.items()}
     memory: Memory | None = None
     descriptors: tuple[int, ...] = ()
     if connection is not None:
         start = connection.receive_start() if start is None else start
-        memory, descriptors = _greet(turns, connection, start)
+        memory, descriptors = _greet(turns, connection, start, gpus)
     start, memory = ranks.share((start, memory))
     assert start is not None
     assert memory is not None
@@ -43,7 +44,9 @@ def join(turns: Turns, start: Start | None = None) -> None:
         connection.send(Ready())
 
 
-def _greet(turns: Turns, connection: DaemonConnection, start: Start) -> tuple[Memory, tuple[int, ...]]:
+def _greet(
+    turns: Turns, connection: DaemonConnection, start: Start, gpus: dict[str, str]
+) -> tuple[Memory, tuple[int, ...]]:
     """Describe the model; returns what the daemon says of the memory, and its descriptors."""
     refuse_ranks(start, turns.ranks.count)
     vector = turns.model_vector
@@ -57,6 +60,7 @@ def _greet(turns: Turns, connection: DaemonConnection, start: Start) -> tuple[Me
         pid=os.getpid(),
         host_bytes=turns.given.host_bytes(),
         device_bytes=vector.device_bytes,
+        gpus=gpus,
         frozen=vector.frozen,
     )
     connection.send(Hello(hello))

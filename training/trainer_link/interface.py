@@ -38,6 +38,7 @@ class TrainerHello(msgspec.Struct, frozen=True):
     `frozen` has a fingerprint of each by name. `evaluates` is False for a user's own loop. `host_bytes` is the memory
     of this machine that gradients, optimiser and the optimiser's copy for a checkpoint will take from the first step on
     (`training.trainer.script_arguments`), `device_bytes` that of a GPU which the base of the model takes.
+    `gpus` has what the driver calls each CUDA device ("GPU-…"), by its name here.
     """
 
     layout: Layout
@@ -49,6 +50,7 @@ class TrainerHello(msgspec.Struct, frozen=True):
     pid: int
     host_bytes: int = 0
     device_bytes: int = 0
+    gpus: dict[str, str] = {}
     frozen: dict[str, str] = {}
     #: A script that uses an engine of named values instead of training a model.
     engine: EngineOpened | None = None

@@ -113,8 +113,17 @@ export function machineFacts(status) {
   ];
   if (training.busy) rows.push(["Busy", training.busy.what, `since ${duration(training.busy.since_seconds)}`]);
   if (memory.budget_bytes !== null) rows.push(["Memory", bytes(memory.budget_bytes), `${bytes(memory.available_bytes)} free`]);
+  for (const gpu of status.gpus ?? []) rows.push(["GPU", `${gpu.device} ${gpuFacts(gpu)}`, gpu.error ?? gpu.name]);
   if (overlay.round_trip_ms !== null) rows.push(["Round trip", milliseconds(overlay.round_trip_ms), "mean of all calls"]);
   return rows;
+}
+
+/** Memory, load and temperature, as far as the driver says them. @param {any} gpu */
+function gpuFacts({ memory_used_bytes, memory_total_bytes, utilisation, temperature_celsius }) {
+  const facts = memory_total_bytes === null ? [] : [`${bytes(memory_used_bytes)} of ${bytes(memory_total_bytes)}`];
+  if (utilisation !== null) facts.push(`${percent(utilisation)} busy`);
+  if (temperature_celsius !== null) facts.push(`${Math.round(temperature_celsius)} °C`);
+  return facts.join(", ") || "does not answer";
 }
 
 /** What came of the run. @param {any} result @returns {Row[]} */

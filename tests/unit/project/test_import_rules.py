@@ -31,6 +31,8 @@ REAL_ENVIRONMENT = (
     "training/supervisor/launch.py",
     "training/supervisor/process_trainer.py",
     "training/supervisor/process.py",
+    # Starts nothing without a GPU, and no simulated trainer has one.
+    "training/supervisor/gpu_monitor.py",
     "training/engines/mapreduce/",
     # In the process of a script, which no simulation runs.
     "training/engines/link.py",

@@ -184,6 +184,12 @@ class ModelVector:
         ]
 
     @property
+    def gpus(self) -> dict[str, str]:
+        """What the driver calls each CUDA device of the tensors, by its name here."""
+        devices = {tensor.device for tensor in self.tensors if tensor.is_cuda}
+        return {str(device): f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in devices}
+
+    @property
     def device_bytes(self) -> int:
         """What the base takes of a device's memory."""
         return 0 if self._base.device.type == "cpu" else self._base.numel() * self._base.element_size()

@@ -7,12 +7,14 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from p2pnode import __version__
 from p2pnode.overlay.ids import short
 from p2pnode.status.health import ENDING, LONG_WAIT_S
 from p2pnode.training.exchange.swarm_view import COUNTED_FACTOR, LASTING_S
+from p2pnode.training.supervisor.gpu_monitor import GpuReading
 from p2pnode.training.trainer_link.interface import Evaluation
 from tests.harness.network.nat import Nat
 from tests.harness.runner.stories import played_by
@@ -45,6 +47,30 @@ async def test_a_failed_trainer_is_a_finding_until_it_trains_again(swarm: Swarm)
 
     assert finding.what == "the trainer has failed: the GPU has too little memory"
     assert finding.do == "lower the batch size"
+
+
+@played_by(simulate)
+async def test_a_gpu_is_shown_as_its_driver_reads_it(swarm: Swarm) -> None:
+    """An error that the driver has reported is a finding."""
+    host = swarm.start("n0")
+    await swarm.until(lambda: host.living.progress.step >= 2, within_s=30, what="it trains")
+    assert report(swarm, host).status().gpus == []
+    host.living.gpus.readings = {"cuda:0": GpuReading("H100", 3, 8, 0.5, 61.0, "Xid 79: it is gone")}
+
+    status = report(swarm, host).status()
+
+    assert msgspec.to_builtins(status.gpus) == [
+        {
+            "device": "cuda:0",
+            "name": "H100",
+            "memory_used_bytes": 3,
+            "memory_total_bytes": 8,
+            "utilisation": 0.5,
+            "temperature_celsius": 61.0,
+            "error": "Xid 79: it is gone",
+        }
+    ]
+    assert "cuda:0 (H100): Xid 79: it is gone" in [finding.what for finding in status.health]
 
 
 @played_by(simulate)

@@ -13,7 +13,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from p2pnode.overlay.report import OverlayReport, ReachabilityReport, SamplingReport
 from p2pnode.status.metrics import families, overlay_families
 from p2pnode.status.prometheus import counter, gauge, render
-from p2pnode.status.schema import DeviceStatus, DispatchStatus, Finding, LoopStatus, ServerStatus, ValuesStatus
+from p2pnode.status.schema import (
+    DeviceStatus,
+    DispatchStatus,
+    Finding,
+    GpuStatus,
+    LoopStatus,
+    ServerStatus,
+    ValuesStatus,
+)
 from tests.harness.project.exposition import complaints, known_families
 from tests.harness.runner.stories import played_by
 from tests.harness.swarms.status_swarm import report, simulate
@@ -104,6 +112,7 @@ async def test_status_and_metrics_agree(swarm: Swarm) -> None:
         values=numbered(ValuesStatus),
         server=numbered(ServerStatus),
         devices=[numbered(DeviceStatus, device="cpu", state="running")],
+        gpus=[numbered(GpuStatus, device="cuda:0", name="H100", error=None)],
         health=[Finding(level="warning", what="a", do="b")],
         loop=LoopStatus(delay_ms_p50=1.0, delay_ms_p99=2.0, delay_ms_max=3.0, tasks=1),
         line=msgspec.structs.replace(line, upload_bytes_per_s=2_500_000, codec="int8", needed_bytes_per_step=60),
@@ -120,7 +129,8 @@ async def test_status_and_metrics_agree(swarm: Swarm) -> None:
     assert {name: float(shown[name]) for name in SHOWN} == SHOWN
     text = render(families(host.living, plain, is_ready=False))
     names = {family.name for family in text_string_to_metric_families(text)}
-    assert not [name for name in names if name.startswith(("p2pnode_dispatch", "p2pnode_values", "p2pnode_dev"))]
+    parts = ("p2pnode_dispatch", "p2pnode_values", "p2pnode_dev", "p2pnode_gpu")
+    assert not [name for name in names if name.startswith(parts)]
 
 
 def parsed(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:

@@ -11,6 +11,7 @@ from p2pnode.status.schema import ExchangeStatus
 from p2pnode.terminal.lines import Style, cells
 from p2pnode.terminal.status_view import (
     PEER_COLUMNS,
+    gpu_rows,
     peer_cells,
     peers_lines,
     status_line,
@@ -236,3 +237,17 @@ def test_what_is_wrong_with_a_peer_is_coloured() -> None:
     assert peer_cells(PEER | {"state": "suspect"})[2] == ("suspect", "bad")
     assert peer_cells(PEER | {"state": "training", "lag": 9})[2:5] == [("training", "ok"), ("6", ""), ("9", "warn")]
     assert [text for text, _ in peer_cells({})] == ["-"] * len(PEER_COLUMNS)
+
+
+def test_each_gpu_has_a_row_with_what_its_driver_says() -> None:
+    """Nothing on a node without; one that does not answer says so."""
+    known = {"memory_used_bytes": 40_000_000_000, "memory_total_bytes": 80_000_000_000, "utilisation": 0.93}
+    gpus = [
+        {"device": "cuda:0", "name": "H100", "temperature_celsius": 61.4, **known},
+        {"device": "cuda:1", "name": "H100", "temperature_celsius": None, "memory_total_bytes": None},
+    ]
+    assert gpu_rows(gpus) == [
+        ("gpu", "cuda:0 (H100): 40.0 GB of 80.0 GB, 93 % busy, 61 °C"),
+        ("", "cuda:1 (H100): does not answer"),
+    ]
+    assert gpu_rows([]) == []

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { coordinationFacts, exchangeFacts, sections, work } from "../../../../../p2pnode/status/static/facts.js";
+import { coordinationFacts, exchangeFacts, machineFacts, sections, work } from "../../../../../p2pnode/status/static/facts.js";
 
 const exchange = {
   shards: 64, shards_owned: 16, shards_backed: 16, shards_without_backup: 0, state_bytes: 0, bytes_sent: 0,
@@ -41,6 +41,27 @@ test("what the nodes decide together: who divides the local steps, that nobody d
   assert.deepEqual(other.map(([, value]) => value), ["divided by bbbbbbbb", "cccccccc"]);
   const alone = facts({ server: null, serves: false, trainers: 0, leader: node.id });
   assert.deepEqual(alone.map(([, value]) => value), ["this node takes its own share", "this node"]);
+});
+
+test("a GPU has a row of the machine, with what its driver says", () => {
+  const status = {
+    node: { address: "a", role: "peer" }, memory: { budget_bytes: null }, overlay: { round_trip_ms: null },
+    training: { trainer: "running" }, barrier: { staleness: null }, swarm: { keys: [] },
+  };
+  assert.ok(!names(machineFacts(status)).includes("GPU"));
+  const known = {
+    device: "cuda:0", name: "H100", memory_used_bytes: 40e9, memory_total_bytes: 80e9, utilisation: 0.93,
+    temperature_celsius: 61.4, error: null,
+  };
+  const silent = {
+    device: "cuda:1", name: "H100", memory_used_bytes: null, memory_total_bytes: null, utilisation: null,
+    temperature_celsius: null, error: "Xid 79: the GPU has fallen off the bus",
+  };
+  const rows = machineFacts({ ...status, gpus: [known, silent] }).filter(([name]) => name === "GPU");
+  assert.deepEqual(rows, [
+    ["GPU", "cuda:0 40.0 GB of 80.0 GB, 93 % busy, 61 °C", "H100"],
+    ["GPU", "cuda:1 does not answer", "Xid 79: the GPU has fallen off the bus"],
+  ]);
 });
 
 test("a part that a node does not have has no section", () => {
