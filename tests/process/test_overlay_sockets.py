@@ -18,6 +18,7 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.bootstrap.dialer import resolve
 from p2pnode.overlay.identity import load_identity, next_incarnation
 from p2pnode.overlay.kademlia import messages
+from p2pnode.overlay.membership.service import MAX_PAUSED
 from p2pnode.overlay.overlay import Overlay
 from p2pnode.overlay.peers import Heartbeat
 from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
@@ -92,9 +93,9 @@ async def test_nodes_of_both_families_join_one_swarm_through_a_dual_stack_node()
                 assert "ffff" not in peer.address.host
         found = [contact.node_id for contact in await both.lookup(six.node_id)]
         assert found[0] == six.node_id
-        # A node that listens on one family knows only nodes that it can send to.
-        assert {peer.address.host for peer in four.peers} == {V4}
-        assert {peer.address.host for peer in six.peers} == {V6}
+        # A node that listens on one family knows only nodes that it can send to, as soon as it has heard from them.
+        for node, host in ((four, V4), (six, V6)):
+            await until(lambda node=node, host=host: {peer.address.host for peer in node.peers} == {host}, "its family")
 
 
 @needs_ipv6
@@ -244,4 +245,5 @@ async def test_mutated_datagrams_through_a_real_socket() -> None:
         assert report.counters["dropped_content"] > 1000
         assert report.socket["dropped_long"] > 100
         assert report.counters.get("faults", 0) == 0
-        assert report.calls_waiting <= 520
+        # Of two pauses: a call may last as long as the pause between two verifications.
+        assert report.calls_waiting <= 2 * MAX_PAUSED
