@@ -78,7 +78,7 @@ $(FRAMEWORKS): $(STAMP)
 test-frameworks: $(FRAMEWORKS) ## Run the tests with Hugging Face and Lightning; ARGS go to pytest
 	@$(BIN)/python -m pytest tests/unit/p2pnode/integrations tests/unit/training/trainer/test_script_arguments.py \
 	  tests/unit/training/engines/mapreduce/test_sources.py tests/unit/training/trainer/sampling/test_hugging_face.py $(ARGS)
-	@$(BIN)/python -m pytest -m long tests/process/test_examples.py -k "huggingface or lightning" $(ARGS)
+	@$(BIN)/python -m pytest -m long tests/process/test_examples.py -k "huggingface or lightning or accelerate" $(ARGS)
 	@$(BIN)/python -m pytest -m long tests/process/test_framework_ranks.py $(ARGS)
 
 # Schemas of Kubernetes and of compose files, shellcheck: 120 MB, for the tests below. Those skip in `make test`, unless this

@@ -226,10 +226,13 @@ def test_own_loop_ends_with_one_model_that_can_be_loaded(two_nodes: Callable[[st
         ("records", "this node trained", ()),
         ("kmeans", "with 6 centres", ()),
         ("ddp", "the shared model: accuracy", ()),
+        ("fsdp", "the shared model: accuracy", ()),
         ("muon", "done at step", ()),
         ("task_class", "", ()),
         ("huggingface_lora", "the adapters are in adapters; loss", ("transformers", "accelerate", "peft")),
         ("lightning_module", "the shared model: accuracy", ("lightning",)),
+        ("accelerate_fsdp", "the shared model: accuracy", ("accelerate",)),
+        ("lightning_fsdp", "the shared model: accuracy", ("lightning",)),
     ],
 )
 def test_an_example_trains_one_model_in_two_nodes(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +17,11 @@ from p2pnode.training.supervisor.process_trainer import ProcessTrainer
 from p2pnode.training.trainer.state.rank_states import rank_file
 from p2pnode.training.trainer_link.interface import TrainerFailed, TrainerHello
 from tests.harness.runner.long_run import more
-from tests.process.harness.sharded_ranks import LOCAL_STEPS, Node
+from tests.process.harness.sharded_ranks import LOCAL_STEPS, RANKS, Node
+from tests.process.harness.swarm_world import START_S, ProcessNode, until
+from tests.process.harness.swarm_world import kill_all as kill_all_nodes
 from tests.process.harness.trainer_world import World
+from tests.process.harness.trainer_world import until as until_true
 
 SAVED_AT, STEPS = 2, 3
 
@@ -89,6 +94,13 @@ async def kill_rank(node: Node, trainer: ProcessTrainer) -> None:
         await node.train(trainer, SAVED_AT + 1)
 
 
+async def kill_all(node: Node, trainer: ProcessTrainer) -> None:
+    assert trainer.pid is not None
+    for pid in (trainer.pid, node.pid(0), node.pid(1)):
+        os.kill(pid, signal.SIGKILL)
+    await until_true(lambda: trainer.state == "crashed")
+
+
 async def leave(_node: Node, trainer: ProcessTrainer) -> None:
     await trainer.stop(10.0)
 
@@ -123,13 +135,15 @@ def trained(folder: Path, kind: str, end: End | None) -> Node:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["fsdp", *more("hsdp", "tp")])
-def test_all_ranks_are_restored_when_one_is_killed(tmp_path: Path, kind: str) -> None:
-    """With its own part of the optimiser's state, its own generators and its own `state`: what it trains next is, to
-    the bit, what it would after an end in good order, and, to the rounding of a delta, without one."""
+@pytest.mark.parametrize(
+    ("kind", "kill"), [("fsdp", kill_rank), *more(("hsdp", kill_rank), ("tp", kill_rank), ("fsdp", kill_all))]
+)
+def test_all_ranks_are_restored_when_one_is_killed_or_all(tmp_path: Path, kind: str, kill: End) -> None:
+    """Each with its own part of the optimiser's state, its own generators and its own `state`. What it trains next is,
+    to the bit, what it would after an end in good order, and, to the rounding of a delta, without one."""
     undisturbed, left, killed = (
         trained(tmp_path / name, kind, end).results()
-        for name, end in (("undisturbed", None), ("left", leave), ("killed", kill_rank))
+        for name, end in (("undisturbed", None), ("left", leave), ("killed", kill))
     )
 
     for again, in_order, as_before in zip(killed, left, undisturbed, strict=True):
@@ -157,3 +171,73 @@ def test_a_set_of_parts_that_is_not_whole_begins_with_new_optimisers(tmp_path: P
     for name in ("weights", "moments", "rate", "samples"):
         assert first[name] == second[name]
     assert first["samples"] == 8 * LOCAL_STEPS * STEPS
+
+
+def started(
+    folder: Path, name: str, kind: str, settings: dict[str, Any], step_s: float = 0.0, **more: Any
+) -> ProcessNode:
+    """A real node: torchrun starts the ranks."""
+    own = folder / f"of {name}"
+    own.mkdir(exist_ok=True)
+    (own / "train.py").write_text(RANKS)
+    script = [str(own / "train.py"), str(own), kind, str(step_s)]
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if kind != "plain" else []
+    return ProcessNode(folder, name, settings, script=[sys.executable, *launch, *script], **more)
+
+
+def results_of(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"of {name}" / f"result.{rank}").read_text()) for rank in range(ranks)]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_sharded_node_and_a_plain_one_train_one_model(tmp_path: Path) -> None:
+    """Fifty steps of one swarm: they describe the same layout, and end with the same bytes, in which both have a
+    part."""
+    settings = {"training.max_steps": 50, "training.local_steps": 2, "training.min_nodes": 2, "barrier.method": "bsp"}
+    nodes = [started(tmp_path, "sharded", "fsdp", settings)]
+    try:
+        until(lambda: nodes[0].address, START_S, "it has an address", nodes)
+        nodes.append(started(tmp_path, "plain", "plain", settings, bootstrap=nodes[0].address))
+        assert [node.process.wait(START_S) for node in nodes] == [0, 0], nodes[0].output() + nodes[1].output()
+    finally:
+        kill_all_nodes(nodes)
+
+    models = [(node.state_dir / "model.safetensors").read_bytes() for node in nodes]
+    assert models[0] == models[1]
+    described = [json.loads((node.state_dir / "model" / "description.json").read_text()) for node in nodes]
+    assert described[0]["layout_digest"] == described[1]["layout_digest"]
+    ranks, [whole] = results_of(tmp_path, "sharded", 2), results_of(tmp_path, "plain", 1)
+    assert ranks[0]["weights"] == ranks[1]["weights"] == whole["weights"]
+    assert min(result["samples"] for result in (*ranks, whole)) == 8 * LOCAL_STEPS * 50
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_sharded_node_that_is_killed_goes_on(tmp_path: Path) -> None:
+    """A real daemon and torchrun, SIGKILL to all of them at any moment behind a checkpoint: the second start ends with
+    what an undisturbed node ends with, on both ranks."""
+    settings = {"training.max_steps": 24, "training.local_steps": 2, "training.checkpoint_s": 0.3, "log.format": "json"}
+    # A lone node's values are then its own weights, at whichever optimiser step they enter.
+    settings |= {"exchange.outer_lr": 1.0, "exchange.outer_momentum": 0.0}
+    nodes = [started(tmp_path, "undisturbed", "fsdp", settings)]
+    try:
+        assert nodes[0].process.wait(START_S) == 0, nodes[0].output()
+        nodes.append(killed := started(tmp_path, "killed", "fsdp", settings, 0.25))
+        until(
+            lambda: len(killed.events("checkpoint_written")) >= 2 and killed.step >= 8, START_S, "it trains", nodes[1:]
+        )
+        killed.kill()
+        nodes.append(again := started(tmp_path, "killed", "fsdp", settings))
+        assert again.process.wait(START_S) == 0, again.output()
+    finally:
+        kill_all_nodes(nodes)
+
+    [loaded] = again.events("checkpoint_loaded")
+    assert loaded["step"] >= 2
+    for after, before in zip(*(results_of(tmp_path, name, 2) for name in ("killed", "undisturbed")), strict=True):
+        for name in ("rate", "samples", "state", "next"):
+            assert after[name] == before[name]
+        for name in ("weights", "moments"):
+            assert after[name] == pytest.approx(before[name], rel=1e-4, abs=1e-5)
+    assert not [entry for entry in again.events("trainer_warned") if entry["about"] == "ranks_not_restored"]

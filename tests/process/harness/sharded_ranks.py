@@ -25,7 +25,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 import p2pnode
 folder, kind, step_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-rank, world, store = int(os.environ["RANK"]), 1 if kind == "plain" else 2, os.environ.get("STORE")
+rank, world, store = int(os.environ.get("RANK", 0)), 1 if kind == "plain" else 2, os.environ.get("STORE")
 (folder / f"pid.{rank}").write_text(str(os.getpid()))
 if world > 1:
     own = {"init_method": "file://" + store, "rank": rank, "world_size": world} if store else {}
