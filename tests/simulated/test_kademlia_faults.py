@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -21,16 +20,12 @@ from p2pnode.overlay.kademlia.routing_table import ContactTable
 from p2pnode.overlay.membership.service import MAX_PAUSED
 from p2pnode.overlay.peers import Contact, Heartbeat
 from p2pnode.overlay.transport import RequestRejected
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.stories import run_by
 from tests.harness.swarms.overlay_swarm import GENESIS, PORT, OverlayWorld, address_of, endpoint
 
 TAG = messages.swarm_tag("tests", GENESIS)
 SOMEBODY = Address("10.7.7.7", 4000)
-
-
-def play(story: Coroutine[Any, Any, Any]) -> Any:
-    return VirtualLoop().run(story)
 
 
 def request(heartbeat: Heartbeat, body: Any, message_id: bytes = b"q" * 20) -> bytes:
@@ -72,7 +67,7 @@ class Member:
 @pytest.mark.parametrize(
     "shape", [5, [[1]], [None], [[b"i" * 20, "x", 1, 2]], {"x": 1}, "text", [["", "10.0.0.1", 1]]], ids=repr
 )
-@run_by(play)
+@run_by(run)
 async def test_a_malformed_reply_ends_no_lookup(shape: Any) -> None:
     """Whatever a peer answers to `find_node` counts as no answer."""
     world = OverlayWorld(seed=2)
@@ -87,7 +82,7 @@ async def test_a_malformed_reply_ends_no_lookup(shape: Any) -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_cancelled_call_leaves_nothing_behind() -> None:
     """Entry and timer are gone after the usual waits, and nothing is raised."""
     world = OverlayWorld(seed=3)
@@ -104,7 +99,7 @@ async def test_a_cancelled_call_leaves_nothing_behind() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_the_dead_are_not_returned_by_lookups() -> None:
     """Only those that answered are."""
     world = OverlayWorld(seed=7)
@@ -119,7 +114,7 @@ async def test_the_dead_are_not_returned_by_lookups() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_new_id_at_an_old_address_replaces_its_ghost() -> None:
     """The old id is removed when the new node answers its ping, and the new one is in."""
     world = OverlayWorld(seed=8)
@@ -137,7 +132,7 @@ async def test_a_new_id_at_an_old_address_replaces_its_ghost() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_changed_address_is_learnt() -> None:
     """A known id that sends from another address is asked there, proves itself, and moves."""
     world = OverlayWorld(seed=9)
@@ -156,7 +151,7 @@ async def test_a_changed_address_is_learnt() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_junk_is_dropped_and_counted() -> None:
     """Random datagrams and deep nesting make no task and no log line."""
     rng = random.Random(14)
@@ -175,7 +170,7 @@ async def test_junk_is_dropped_and_counted() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_one_socket_does_not_fill_the_table() -> None:
     """No id enters without its key."""
     rng = random.Random(15)
@@ -199,7 +194,7 @@ async def test_one_socket_does_not_fill_the_table() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_one_socket_surrounds_no_key() -> None:
     """Ids are hashes of keys. Made-up ones that a member names are asked, prove nothing, and no lookup returns them."""
     key = digest("the key")
@@ -221,7 +216,7 @@ async def test_one_socket_surrounds_no_key() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_one_lost_datagram_evicts_no_peer() -> None:
     """It is asked again, and a contact that answers moves to the tail of its bucket."""
     world = OverlayWorld(seed=17)
@@ -244,7 +239,7 @@ async def test_one_lost_datagram_evicts_no_peer() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_an_isolated_node_dials_until_it_is_in() -> None:
     """Joined through a peer that was not there yet."""
     world = OverlayWorld(seed=19)

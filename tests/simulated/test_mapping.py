@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from itertools import pairwise
-from typing import Any
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.nat.port_mapping import LEASE_S, REMOVE_TIMEOUT_S, GatewayFailed, Mapped
 from p2pnode.overlay.report import PortMappingReport
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import run
 from tests.harness.network.nat import Nat
 from tests.harness.runner.stories import run_by
 from tests.harness.swarms.overlay_swarm import PORT, OverlayWorld, address_of
@@ -48,10 +46,6 @@ class Router:
         self.nat.forward(9000, None)
 
 
-def play(story: Coroutine[Any, Any, Any]) -> None:
-    VirtualLoop().run(story, limit_s=36000)
-
-
 async def behind(seed: int) -> tuple[OverlayWorld, Nat, Router]:
     world = OverlayWorld(seed=seed)
     nat = Nat(PUBLIC)
@@ -60,7 +54,7 @@ async def behind(seed: int) -> tuple[OverlayWorld, Nat, Router]:
     return world, nat, Router(nat)
 
 
-@run_by(play)
+@run_by(run, limit_s=36000)
 async def test_a_mapped_node_is_reached_and_owns() -> None:
     """It announces the router's address, is dialled back there and becomes eligible. All know it there, and streams
     reach it. The lease is renewed at its half; leaving frees the port."""
@@ -91,7 +85,7 @@ async def test_a_mapped_node_is_reached_and_owns() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run, limit_s=36000)
 async def test_a_router_that_opens_a_port_late() -> None:
     """Refused at first, and known as one behind a NAT: when the router gives in, all move to the address it opened."""
     world, _, router = await behind(82)
@@ -115,7 +109,7 @@ async def test_a_router_that_opens_a_port_late() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run, limit_s=36000)
 async def test_a_mapping_that_is_lost_is_an_event_and_not_the_end() -> None:
     """The router loses the mapping and refuses: the node is no longer eligible, continues, and is eligible again with
     the mapping."""
@@ -135,7 +129,7 @@ async def test_a_mapping_that_is_lost_is_an_event_and_not_the_end() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run, limit_s=36000)
 async def test_a_router_behind_another_nat_is_not_believed() -> None:
     """An outside address that no peer can dial is not announced, and is reported."""
     world, _, router = await behind(84)
@@ -147,7 +141,7 @@ async def test_a_router_behind_another_nat_is_not_believed() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run, limit_s=36000)
 async def test_a_router_that_hangs_blocks_nothing() -> None:
     """Neither the join nor the leave waits for it longer than its second."""
     world, _, router = await behind(85)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +15,7 @@ from p2pnode.status.report import LoopDelay, StatusReport
 from p2pnode.terminal.lines import Style
 from p2pnode.terminal.status_view import status_lines
 from p2pnode.training.shards.applied import DeltaId
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import run
 from tests.harness.network.nat import Nat
 from tests.harness.runner.stories import run_by
 from tests.harness.swarms.overlay_swarm import OverlayWorld, address_of
@@ -28,13 +26,9 @@ PUBLIC = "203.0.113.7"
 KEYS = KeyRing((SwarmKey(bytes(range(32))),))
 
 
-def play(story: Coroutine[Any, Any, Any]) -> None:
-    VirtualLoop().run(story, limit_s=3600)
-
-
 @pytest.mark.parametrize("symmetric", [False, True], ids=["one port", "a port per peer"])
 @pytest.mark.parametrize("keys", [None, KEYS], ids=["open", "sealed"])
-@run_by(play)
+@run_by(run, limit_s=3600)
 async def test_a_node_behind_a_nat_is_known_where_its_datagrams_come_from(
     symmetric: bool, keys: KeyRing | None
 ) -> None:
@@ -83,7 +77,7 @@ async def test_a_node_behind_a_nat_is_known_where_its_datagrams_come_from(
     await world.stop()
 
 
-@run_by(play)
+@run_by(run, limit_s=3600)
 async def test_a_node_behind_a_nat_is_removed_when_it_crashes_and_known_when_it_returns() -> None:
     """Liveness is the same for it: dead within the bound, and back under its next incarnation."""
     world = OverlayWorld(seed=72)
@@ -100,7 +94,7 @@ async def test_a_node_behind_a_nat_is_removed_when_it_crashes_and_known_when_it_
     await world.stop()
 
 
-@run_by(play)
+@run_by(run, limit_s=3600)
 async def test_two_behind_nats_of_their_own_meet() -> None:
     """Each gets the other's contact from a third, and both pings go out: where a NAT keeps one port for all, they get
     in."""
@@ -115,7 +109,7 @@ async def test_two_behind_nats_of_their_own_meet() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run, limit_s=3600)
 async def test_many_behind_nats_do_not_keep_others_from_owning() -> None:
     """With one node that is reachable and eight that are not, a newcomer is still confirmed, by that one."""
     world = OverlayWorld(seed=74)
@@ -131,7 +125,7 @@ async def test_many_behind_nats_do_not_keep_others_from_owning() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run, limit_s=3600)
 async def test_an_unreachable_node_trains_learns_and_reports() -> None:
     """Its inbound traffic is blocked, and its NAT's port changes during the run. It owns nothing, its deltas are in
     every model, and its steps are known. Its status names what is wrong and the three things to do."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from p2pnode.overlay.kademlia.calls import MAX_OUTSTANDING
 from p2pnode.overlay.membership.members import MAX_PEERS
 from p2pnode.overlay.membership.service import MAX_PAUSED
 from p2pnode.overlay.peers import Activity, Contact, Heartbeat
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.stories import run_by
 from tests.harness.swarms.overlay_swarm import GENESIS, PORT, OverlayWorld, endpoint
 
@@ -28,10 +27,6 @@ STRANGER = Address("10.7.7.7", 4000)
 MOST_BLOCKS = 100_000
 
 
-def play(story: Coroutine[Any, Any, Any]) -> Any:
-    return VirtualLoop().run(story)
-
-
 def asked(
     heartbeat: Heartbeat, body: messages.Call, message_id: bytes, *, prove: bool = False, news: Any = ()
 ) -> bytes:
@@ -39,7 +34,7 @@ def asked(
 
 
 @pytest.mark.parametrize("body", ["ping", "find_node", "probe", "news", "unreached", "twin"])
-@run_by(play)
+@run_by(run)
 async def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> None:
     """Four thousand well-formed requests arrive within a second, each from another id and address. None is inserted,
     every table of the node stays within its limit, and memory grows by less than 6 MB. The other node is served
@@ -89,7 +84,7 @@ async def test_a_flood_of_made_up_senders_costs_a_bounded_amount(body: str) -> N
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_calls_that_are_cancelled_or_time_out_leave_nothing_behind() -> None:
     """Pings, step queries, lookups and candidates are cancelled at any moment or time out. After the longest wait there
     is no call, no timer beyond those of the services, no task and no inquiry left."""
@@ -130,7 +125,7 @@ async def test_calls_that_are_cancelled_or_time_out_leave_nothing_behind() -> No
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_transport_that_closes_answers_waiting_callers() -> None:
     """Calls under way when the node stops end with None at once: no call waits on, no peer is suspected."""
     world = OverlayWorld(seed=63)
@@ -151,7 +146,7 @@ async def test_a_transport_that_closes_answers_waiting_callers() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_more_calls_than_the_limit_are_not_made() -> None:
     """Ten thousand calls at once: those beyond the limit are answered None at once and counted."""
     world = OverlayWorld(seed=64)
@@ -170,7 +165,7 @@ async def test_more_calls_than_the_limit_are_not_made() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_table_is_never_a_list_of_everybody() -> None:
     """Beyond the limit no further node is inserted, with or without proof; known ones are still served."""
     world = OverlayWorld(seed=65)
@@ -189,7 +184,7 @@ async def test_a_table_is_never_a_list_of_everybody() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_each_reason_to_drop_is_counted_where_people_look() -> None:
     """One datagram for each reason, and its counter in the report that `/status` shows."""
     world = OverlayWorld(seed=66)
@@ -225,7 +220,7 @@ async def test_each_reason_to_drop_is_counted_where_people_look() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_farewell_in_anothers_name_from_elsewhere_is_not_believed() -> None:
     """LEAVING under a peer's id from an unknown address, or under another start, changes nothing."""
     world = OverlayWorld(seed=67)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -17,15 +16,11 @@ from p2pnode.overlay.overlay import NotThisSwarm, Overlay
 from p2pnode.overlay.peers import Contact, Heartbeat
 from p2pnode.overlay.transport import RequestRejected
 from tests.harness.environment.simulated import MemoryDisk
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.stories import run_by
 from tests.harness.swarms.overlay_swarm import GENESIS, PORT, OverlayWorld, address_of, endpoint
 
 TAG = messages.swarm_tag("tests", GENESIS)
-
-
-def play(story: Coroutine[Any, Any, Any]) -> Any:
-    return VirtualLoop().run(story)
 
 
 def copied(world: OverlayWorld, number: int, to: int, *, incarnation: int | None = None, **node: Any) -> Overlay:
@@ -86,7 +81,7 @@ def proof(identity: Identity, asker: bytes, message_id: bytes, heartbeat: Heartb
 
 
 @pytest.mark.parametrize("incarnation", [1, 2, 7])
-@run_by(play)
+@run_by(run)
 async def test_two_processes_with_one_key_both_learn_it_and_prove_it(incarnation: int) -> None:
     """A copy of a state directory, at the same, the next or a far count of starts. Both processes get a proof of the
     other and report where it is. A third node reports it once and is not misled about itself."""
@@ -108,7 +103,7 @@ async def test_two_processes_with_one_key_both_learn_it_and_prove_it(incarnation
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_copy_that_dials_its_own_original_is_told_so() -> None:
     """The founder's directory copied, and the founder as bootstrap: the signed hello shows the identity that
     answers."""
@@ -122,7 +117,7 @@ async def test_a_copy_that_dials_its_own_original_is_told_so() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_node_that_hears_itself_knows_that_it_is_itself() -> None:
     """Its own datagrams, requests and answers come back from another address, as through a hairpin NAT or a second
     interface. One bootstrap is the node itself. No duplicate identity is reported."""
@@ -151,7 +146,7 @@ async def test_a_node_that_hears_itself_knows_that_it_is_itself() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_no_forged_datagram_makes_a_node_report_a_duplicate_identity() -> None:
     """Nothing follows from claims of the own id under another start, reports of duplicates, and answers without proof.
     Nor from answers with another key's proof, with the own proof of another request, or with a replayed proof."""
@@ -196,7 +191,7 @@ async def test_no_forged_datagram_makes_a_node_report_a_duplicate_identity() -> 
 
 
 @pytest.mark.parametrize("incarnation", [1, 2])
-@run_by(play)
+@run_by(run)
 async def test_a_directory_restored_from_a_copy_is_no_duplicate_identity(incarnation: int) -> None:
     """Killed at its second start, it is started at its address from an older copy, as its first or second. The others
     accept it within seconds, and no duplicate identity is reported."""
@@ -235,7 +230,7 @@ def starts(at: Overlay, node: Overlay) -> tuple[int, int] | None:
 
 
 @pytest.mark.parametrize("shape", ["none", "empty key", "another key", "another question", "another heartbeat"])
-@run_by(play)
+@run_by(run)
 async def test_an_id_without_its_key_enters_no_table(shape: str) -> None:
     """A node that answers every request but cannot prove its id is not inserted; with the right proof it is."""
     world = OverlayWorld(seed=44)
@@ -271,7 +266,7 @@ async def test_an_id_without_its_key_enters_no_table(shape: str) -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_forged_start_does_not_replace_a_peer() -> None:
     """Datagrams that claim a restart or another address under a peer's id change nothing about it."""
     world = OverlayWorld(seed=45)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -13,15 +12,11 @@ import pytest
 from p2pnode.overlay.nat.reachability import DIAL_BACK, DialBackAnswer
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Buffer, Response, TransportError
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.long_run import more
 from tests.harness.runner.stories import run_by
 from tests.harness.swarms import overlay_churn, overlay_draws, overlay_liveness, overlay_population, overlay_scale
 from tests.harness.swarms.overlay_swarm import OverlayWorld, address_of
-
-
-def play(story: Coroutine[Any, Any, Any]) -> Any:
-    return VirtualLoop().run(story)
 
 
 @pytest.mark.long
@@ -112,7 +107,7 @@ def test_balls_found_by_real_lookups_are_exact_and_draws_through_them_are_unifor
     assert real.oldest_s <= 125
 
 
-@run_by(play)
+@run_by(run)
 async def test_waits_follow_a_network_that_becomes_slow() -> None:
     """Round trips grow from 10 to 300 ms, longer than a whole call was allowed to take. Late answers are measured, so
     that no node is declared dead and calls are in time again. When they shrink the waits follow."""
@@ -141,7 +136,7 @@ async def test_waits_follow_a_network_that_becomes_slow() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_eligibility_needs_two_peers_that_connected() -> None:
     """One peer that could not connect and one that did: not eligible. A second that did: eligible."""
     world = OverlayWorld(seed=56)
@@ -162,7 +157,7 @@ async def test_eligibility_needs_two_peers_that_connected() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_datagrams_and_streams_are_watched_apart() -> None:
     """A node that refuses streams stays alive and is no candidate; one whose datagrams stop is dead, whatever its
     streams would do."""

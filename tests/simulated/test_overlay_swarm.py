@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -13,15 +12,11 @@ from p2pnode.overlay.ids import distance, random_id
 from p2pnode.overlay.overlay import NotThisSwarm, Overlay
 from p2pnode.overlay.peers import Activity
 from p2pnode.overlay.transport import ReceivedResponse, Response, TransportError
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.stories import run_by
 from tests.harness.swarms.overlay_swarm import PORT, OverlayWorld, address_of
 
 DETECTION_S = 6.0
-
-
-def play(story: Coroutine[Any, Any, Any]) -> Any:
-    return VirtualLoop().run(story)
 
 
 def recall(nodes: list[Overlay], found: list[bytes], target: bytes) -> float:
@@ -30,7 +25,7 @@ def recall(nodes: list[Overlay], found: list[bytes], target: bytes) -> float:
     return len(set(true) & set(found)) / len(true)
 
 
-@run_by(play)
+@run_by(run)
 async def test_sixty_nodes_join_through_one_and_find_each_other() -> None:
     """Every id resolves to its address from everywhere, and a lookup returns exactly the 20 closest."""
     world = OverlayWorld(seed=11)
@@ -51,7 +46,7 @@ async def test_sixty_nodes_join_through_one_and_find_each_other() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_small_swarm_knows_everybody_exactly() -> None:
     """Twelve nodes that join at the same moment all count twelve, exactly, and all may own."""
     world = OverlayWorld(seed=12)
@@ -67,7 +62,7 @@ async def test_a_small_swarm_knows_everybody_exactly() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_lookups_after_a_fifth_has_crashed_return_no_dead_and_stay_fast() -> None:
     """Right after 20 % crash, lookups return only the living, nearly all of them, within 2 virtual seconds."""
     world = OverlayWorld(seed=13)
@@ -94,7 +89,7 @@ async def test_lookups_after_a_fifth_has_crashed_return_no_dead_and_stay_fast() 
 
 
 @pytest.mark.parametrize(("seed", "loss"), [(21, 0.0), (23, 0.02)])
-@run_by(play)
+@run_by(run)
 async def test_a_crash_is_found_within_the_bound_by_its_watchers(seed: int, loss: float) -> None:
     """A watched partner that falls silent is dead within 6 s at every node that watches it."""
     world = OverlayWorld(seed=seed, loss=loss)
@@ -112,7 +107,7 @@ async def test_a_crash_is_found_within_the_bound_by_its_watchers(seed: int, loss
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_failed_request_makes_liveness_look_at_once() -> None:
     """One refused stream to a dead peer and it is dead 5 s later, watched or not."""
     world = OverlayWorld(seed=24)
@@ -128,7 +123,7 @@ async def test_a_failed_request_makes_liveness_look_at_once() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_nobody_is_falsely_declared_dead() -> None:
     """With 2 % loss, five minutes of twenty nodes pass without a death."""
     world = OverlayWorld(seed=25, loss=0.02)
@@ -140,7 +135,7 @@ async def test_nobody_is_falsely_declared_dead() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_leave_is_known_at_once() -> None:
     """Neighbours drop a leaving node within half a second, and no node suspects it afterwards."""
     world = OverlayWorld(seed=26)
@@ -159,7 +154,7 @@ async def test_a_leave_is_known_at_once() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_restarted_node_replaces_its_former_self() -> None:
     """Killed and started again on its disk within the suspicion time: `restarted`, at the same id, with peers dialled
     from disk and no bootstrap."""
@@ -188,7 +183,7 @@ async def test_a_restarted_node_replaces_its_former_self() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_changed_address_is_learnt_by_all() -> None:
     """The same identity on another address replaces the old one everywhere; lookups give the new one."""
     world = OverlayWorld(seed=28)
@@ -208,7 +203,7 @@ async def test_a_changed_address_is_learnt_by_all() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_another_node_at_an_old_address_leaves_no_ghost() -> None:
     """A new identity at a known address removes the old one at once, without a suspicion."""
     world = OverlayWorld(seed=29)
@@ -222,7 +217,7 @@ async def test_another_node_at_an_old_address_leaves_no_ghost() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_healed_partition_becomes_one_swarm_again() -> None:
     """Halves that declared each other dead know all nodes again within 30 s of the healing."""
     world = OverlayWorld(seed=30)
@@ -241,7 +236,7 @@ async def test_a_healed_partition_becomes_one_swarm_again() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_an_isolated_node_rejoins_when_its_only_peer_comes_back() -> None:
     """A node whose only peer crashed dials again, and joins when that peer is back."""
     world = OverlayWorld(seed=31)
@@ -257,7 +252,7 @@ async def test_an_isolated_node_rejoins_when_its_only_peer_comes_back() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_wrong_addresses_are_told_apart() -> None:
     """Another run, the node itself, a closed port, and a node that has not joined each have their own reason."""
     world = OverlayWorld(seed=32)
@@ -282,7 +277,7 @@ async def test_wrong_addresses_are_told_apart() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_restarted_node_refuses_another_swarm_of_the_same_name() -> None:
     """With its genesis given, a bootstrap of another genesis is another swarm."""
     world = OverlayWorld(seed=33)
@@ -294,7 +289,7 @@ async def test_a_restarted_node_refuses_another_swarm_of_the_same_name() -> None
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_requests_carry_steps_and_check_the_responder() -> None:
     """A request brings payload and body both ways; steps arrive with it; a wrong id is refused with both names."""
     world = OverlayWorld(seed=34)
@@ -330,7 +325,7 @@ async def test_requests_carry_steps_and_check_the_responder() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_client_only_node_is_never_eligible_and_a_founder_alone_is() -> None:
     """Eligibility: the founder at once, a joiner by dial-back, client_only never."""
     world = OverlayWorld(seed=35)
@@ -347,7 +342,7 @@ async def test_a_client_only_node_is_never_eligible_and_a_founder_alone_is() -> 
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_stalled_and_paused_peers_are_not_drawn() -> None:
     """Draws and the count of workers hold training peers only."""
     world = OverlayWorld(seed=36)
@@ -364,7 +359,7 @@ async def test_stalled_and_paused_peers_are_not_drawn() -> None:
 
 
 @pytest.mark.long
-@run_by(play)
+@run_by(run)
 async def test_the_estimate_follows_a_large_swarm() -> None:
     """In a swarm of 100 the interval contains the true size at most nodes, and draws reach nearly all nodes."""
     world = OverlayWorld(seed=37)
@@ -402,7 +397,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
             await world.stop()
             return [(r.t, r.node, r.level, r.event, repr(r.fields)) for r in world.records]
 
-        return list(play(story()))
+        return list(run(story()))
 
     first, second = history(), history()
 
@@ -410,7 +405,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
     assert first == second
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_node_that_accepts_no_streams_is_not_eligible() -> None:
     """Behind a NAT from the start: dial-back fails. Later: two peers whose streams fail make it look again."""
     world = OverlayWorld(seed=39)
@@ -436,7 +431,7 @@ async def test_a_node_that_accepts_no_streams_is_not_eligible() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_changed_activity_is_known_without_waiting() -> None:
     """Paused: all nodes of a small swarm know it within a network delay."""
     world = OverlayWorld(seed=41)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
 from p2pnode.training.step_rules import node_index
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import run
 from tests.harness.network.nat import Nat
 from tests.harness.runner.long_run import more
 from tests.harness.runner.stories import run_by
@@ -24,10 +24,6 @@ from tests.harness.trainers.stub_trainer import StepTime, StubTrainer
 NODES, SHARDS = 6, 8
 #: Detection, with lost datagrams and what depends on another node.
 BOUND_S = 10.0
-
-
-def play(story: Coroutine[Any, Any, None]) -> None:
-    VirtualLoop().run(story, limit_s=3600)
 
 
 def swarm_of(seed: int, step_s: Callable[[str], StepTime] = lambda _: 0.5, **settings: Any) -> Swarm:
@@ -81,7 +77,7 @@ def holes(swarm: Swarm) -> None:
 
 
 @pytest.mark.parametrize("shape", [holes, *more(star, two_reachable)])
-@run_by(play)
+@run_by(run, limit_s=3600)
 async def test_all_count_all_and_take_places_of_their_own(shape: Callable[[Swarm], None]) -> None:
     """Within seconds, with the steps, step times and samples of all: nobody is waited for less than in one network. No
     death, no suspicion, and nothing to report."""
@@ -108,7 +104,7 @@ async def test_all_count_all_and_take_places_of_their_own(shape: Callable[[Swarm
     await swarm.stop()
 
 
-@run_by(play)
+@run_by(run, limit_s=3600)
 async def test_the_deltas_of_a_step_weigh_one_together() -> None:
     """From the first steps on, in which a hidden node knows the reachable one alone: the owner lowers its weights."""
     swarm = swarm_of(82, lambda _: 0.1)
@@ -130,7 +126,7 @@ async def test_the_deltas_of_a_step_weigh_one_together() -> None:
     await swarm.stop()
 
 
-@run_by(play)
+@run_by(run, limit_s=3600)
 async def test_a_hidden_node_that_dies_leaves_all_counts_and_comes_back() -> None:
     """Within the detection bound, with lost datagrams. When the reachable one dies, each knows that it is alone."""
     swarm = swarm_of(83)
@@ -147,7 +143,7 @@ async def test_a_hidden_node_that_dies_leaves_all_counts_and_comes_back() -> Non
     await swarm.stop()
 
 
-@run_by(play)
+@run_by(run, limit_s=3600)
 async def test_the_sides_of_a_split_count_their_own() -> None:
     """And all again when it has healed."""
     swarm = swarm_of(84)
@@ -162,7 +158,7 @@ async def test_the_sides_of_a_split_count_their_own() -> None:
     await swarm.stop()
 
 
-@run_by(play)
+@run_by(run, limit_s=3600)
 async def test_under_bsp_nobody_is_two_steps_ahead_of_a_node_that_it_does_not_hear() -> None:
     """A barrier that is complete by definition waits for all."""
     swarm = swarm_of(85, lambda name: 1.0 if name == "n5" else 0.2, barrier__method="bsp")
@@ -179,7 +175,7 @@ async def test_under_bsp_nobody_is_two_steps_ahead_of_a_node_that_it_does_not_he
     await swarm.stop()
 
 
-@run_by(play)
+@run_by(run, limit_s=3600)
 async def test_a_hole_that_opens_between_members_leaves_their_steps_known() -> None:
     """The member that both reach passes them on: a barrier would wait for the last step that was heard."""
     swarm = swarm_of(86)

@@ -14,7 +14,9 @@ import operator
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-Story = Callable[..., Awaitable[None]]
+from tests.harness.environment.virtual_loop import run
+
+Story = Callable[..., Awaitable[None] | None]
 Player = Callable[..., Any] | str
 
 
@@ -32,16 +34,27 @@ def played_by(play: Player, *arguments: Any, **settings: Any) -> Callable[[Story
     return make
 
 
-def run_by(run: Player, **settings: Any) -> Callable[[Story], Callable[..., None]]:
+def run_by(runs: Player, **settings: Any) -> Callable[[Story], Callable[..., None]]:
     """The test is `run(story(), **settings)`."""
 
     def make(story: Story) -> Callable[..., None]:
         def test(player: Callable[..., Any], fixtures: dict[str, Any]) -> None:
             player(story(**fixtures), **settings)
 
-        return _test(story, run, inspect.signature(story).parameters.values(), test)
+        return _test(story, runs, inspect.signature(story).parameters.values(), test)
 
     return make
+
+
+def in_world(story: Callable[[Any], Awaitable[None] | None], make: Callable[[], Any]) -> None:
+    """Plays a story of what `make` makes, in virtual time."""
+
+    async def main() -> None:
+        told = story(make())
+        if told is not None:
+            await told
+
+    run(main())
 
 
 def _test(

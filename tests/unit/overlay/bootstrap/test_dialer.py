@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -32,7 +32,7 @@ from p2pnode.overlay.sockets.connection_pool import CLOSED_WITHOUT_RESPONSE
 from tests.harness.environment.simulated import ListLog, SeededEntropy, make_environment
 from tests.harness.environment.virtual_loop import run
 from tests.harness.project.repository import ROOT
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import run_by
 
 FOUNDER, OTHER, OLD = (Address(f"10.0.0.{number}", 8468) for number in (1, 2, 3))
 GENESIS = b"genesis of tests"
@@ -76,15 +76,8 @@ def dialer(
     return made, dialled
 
 
-def play(story: Callable[[], Awaitable[None]]) -> None:
-    async def body() -> None:
-        await story()
-
-    run(body())
-
-
-@played_by(play)
-async def test_remembered_peers_are_dialled_before_bootstraps(*, monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(run)
+async def test_remembered_peers_are_dialled_before_bootstraps(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that answers at once makes the bootstraps unnecessary."""
     made, dialled = dialer({OLD: None, FOUNDER: None, OTHER: None}, monkeypatch)
     result = await made.dial(["swarm:8468"], lambda: [OLD], None)
@@ -93,8 +86,8 @@ async def test_remembered_peers_are_dialled_before_bootstraps(*, monkeypatch: py
     assert dialled == [OLD]
 
 
-@played_by(play)
-async def test_bootstraps_follow_when_remembered_peers_are_gone(*, monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(run)
+async def test_bootstraps_follow_when_remembered_peers_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """All addresses of a name are tried; success clears the failures."""
     gone = HelloRejected("refused", final=False)
     made, dialled = dialer({OLD: gone, FOUNDER: gone, OTHER: None}, monkeypatch)
@@ -107,9 +100,9 @@ async def test_bootstraps_follow_when_remembered_peers_are_gone(*, monkeypatch: 
     assert made.attempts == {}
 
 
-@played_by(play)
+@run_by(run)
 async def test_bootstraps_follow_a_moment_after_remembered_peers_that_are_silent(
-    *, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Remembered peers have a short lead, and no more."""
     made, dialled = dialer({OLD: None, FOUNDER: None}, monkeypatch, answer_s=HELLO_TIMEOUT_S)
@@ -127,8 +120,8 @@ async def test_bootstraps_follow_a_moment_after_remembered_peers_that_are_silent
     assert dialled_s[FOUNDER] - dialled_s[OLD] == pytest.approx(BOOTSTRAP_DELAY_S, abs=0.01)
 
 
-@played_by(play)
-async def test_a_bootstrap_that_answers_is_the_only_one_dialled(*, monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(run)
+async def test_a_bootstrap_that_answers_is_the_only_one_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three bootstraps one is dialled, and by many nodes each of them about as often."""
     first = [0, 0, 0]
     for seed in range(60):
@@ -140,8 +133,8 @@ async def test_a_bootstrap_that_answers_is_the_only_one_dialled(*, monkeypatch: 
 
 
 @pytest.mark.parametrize("seed", range(6))
-@played_by(play)
-async def test_a_silent_bootstrap_costs_a_quarter_of_a_second(*, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(run)
+async def test_a_silent_bootstrap_costs_a_quarter_of_a_second(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next is dialled then, whichever of three are silent; nobody waits for the end of their time-outs."""
     made, dialled = dialer({FOUNDER: None, OTHER: None, OLD: None}, monkeypatch, seed=seed)
     answered = module.say_hello
@@ -162,8 +155,8 @@ async def test_a_silent_bootstrap_costs_a_quarter_of_a_second(*, seed: int, monk
     assert took_s == pytest.approx((len(dialled) - 1) * ATTEMPT_DELAY_S + 0.01, abs=0.01), f"seed {seed}: {dialled}"
 
 
-@played_by(play)
-async def test_a_bootstrap_that_refuses_costs_no_wait(*, monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(run)
+async def test_a_bootstrap_that_refuses_costs_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next is dialled as soon as it has."""
     gone = HelloRejected("refused", final=False)
     made, _ = dialer({FOUNDER: gone, OTHER: gone, OLD: None}, monkeypatch)
@@ -173,8 +166,8 @@ async def test_a_bootstrap_that_refuses_costs_no_wait(*, monkeypatch: pytest.Mon
     assert asyncio.get_running_loop().time() - began_s < 0.05
 
 
-@played_by(play)
-async def test_an_address_of_the_other_family_is_not_dialled(*, monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(run)
+async def test_an_address_of_the_other_family_is_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket bound to an IPv6 address cannot send to IPv4; bound to all of them it can."""
     for bound, expected in (("2001:db8::1", []), ("::", [FOUNDER])):
         made, dialled = dialer({FOUNDER: None}, monkeypatch, bound=bound)
@@ -187,9 +180,9 @@ async def test_an_address_of_the_other_family_is_not_dialled(*, monkeypatch: pyt
     [(OwnAddress(), OnlyItself), (HelloRejected("belongs to run 'x'", final=True), NotThisSwarm)],
     ids=["itself", "another run"],
 )
-@played_by(play)
+@run_by(run)
 async def test_bootstraps_that_are_all_this_node_itself_are_told_apart(
-    *, monkeypatch: pytest.MonkeyPatch, other: HelloRejected, ending: type[NotThisSwarm]
+    monkeypatch: pytest.MonkeyPatch, other: HelloRejected, ending: type[NotThisSwarm]
 ) -> None:
     """Every address of every bootstrap must be its own: one that is another swarm's is a mistake of the user's."""
     made, _ = dialer({FOUNDER: OwnAddress(), OTHER: other}, monkeypatch)
@@ -199,8 +192,8 @@ async def test_bootstraps_that_are_all_this_node_itself_are_told_apart(
     assert type(caught.value) is ending
 
 
-@played_by(play)
-async def test_dialling_goes_on_while_one_bootstrap_may_still_answer(*, monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(run)
+async def test_dialling_goes_on_while_one_bootstrap_may_still_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """With itself and a node that is not up yet it waits for that node, and does not found beside it."""
     answers: Answers = {FOUNDER: OwnAddress(), OTHER: HelloRejected("refused", final=False)}
     made, _ = dialer(answers, monkeypatch)
@@ -211,10 +204,8 @@ async def test_dialling_goes_on_while_one_bootstrap_may_still_answer(*, monkeypa
     assert (await dialling).contact.address == OTHER
 
 
-@played_by(play)
-async def test_a_node_on_the_loopback_is_told_why_it_reaches_no_other_machine(
-    *, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@run_by(run)
+async def test_a_node_on_the_loopback_is_told_why_it_reaches_no_other_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The address is not dialled; its reason names where this node listens and the setting to change."""
     made, dialled = dialer({FOUNDER: None}, monkeypatch, bound="127.0.0.1")
     dialling = asyncio.create_task(made.dial(["10.0.0.1:8468"], list, None))
@@ -226,8 +217,8 @@ async def test_a_node_on_the_loopback_is_told_why_it_reaches_no_other_machine(
     assert 'node.host = "0.0.0.0"' in made.attempts[str(FOUNDER)]
 
 
-@played_by(play)
-async def test_while_nothing_answers_the_log_says_so_every_minute(*, monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(run)
+async def test_while_nothing_answers_the_log_says_so_every_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """With how long, each address, why, and what to do; a changed reason is logged at once, its repeat not."""
     log = ListLog([])
     made, _ = dialer({FOUNDER: HelloRejected("did not answer", final=False)}, monkeypatch, log=log)
@@ -243,9 +234,9 @@ async def test_while_nothing_answers_the_log_says_so_every_minute(*, monkeypatch
     assert sentence.startswith("10.0.0.1:8468 did not answer: see that the machine is up")
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_single_try_keeps_the_reason_of_its_failure_where_it_is_asked_to(
-    *, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Until the address answers."""
     answers: Answers = {FOUNDER: HelloRejected("refused", final=False)}

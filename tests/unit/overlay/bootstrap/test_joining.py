@@ -19,8 +19,7 @@ from p2pnode.overlay.peer_table import PeerTable
 from p2pnode.overlay.peers import Contact
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import ListLog, Record, make_environment
-from tests.harness.environment.virtual_loop import run
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import in_world, played_by
 
 OWN, A, B, C = ids(4)
 HERE = Address("10.0.0.9", 8468)
@@ -95,13 +94,6 @@ class World:
         return [record.event for record in self.records]
 
 
-def play(story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    async def body() -> None:
-        await story(World())
-
-    run(body())
-
-
 async def for_a_while(work: Coroutine[Any, Any, None], seconds: float) -> None:
     task = asyncio.create_task(work, name="under test")
     await asyncio.sleep(seconds)
@@ -110,7 +102,7 @@ async def for_a_while(work: Coroutine[Any, Any, None], seconds: float) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-@played_by(play)
+@played_by(in_world, World)
 async def test_a_join_enters_the_swarm_verifies_the_responder_and_looks_up_the_own_id(world: World) -> None:
     """The lookup starts from the responder and its contacts; the subscribers are called last."""
     arrived: list[bytes | None] = []
@@ -124,7 +116,7 @@ async def test_a_join_enters_the_swarm_verifies_the_responder_and_looks_up_the_o
     assert arrived == [OWN]
 
 
-@played_by(play)
+@played_by(in_world, World)
 async def test_a_slow_lookup_does_not_delay_the_join(world: World) -> None:
     """It is cut off, logged, and the subscribers are called all the same."""
     arrived: list[float] = []
@@ -138,7 +130,7 @@ async def test_a_slow_lookup_does_not_delay_the_join(world: World) -> None:
     assert world.events() == ["join_lookup_slow", "swarm_joined"]
 
 
-@played_by(play)
+@played_by(in_world, World)
 async def test_known_addresses_are_those_remembered_and_announced_without_the_own_one(world: World) -> None:
     """Remembered peers come first, and no address twice."""
     world.meet(A, at(1))
@@ -152,7 +144,7 @@ async def test_known_addresses_are_those_remembered_and_announced_without_the_ow
     assert sorted(world.joining.known_addresses()) == [at(1), at(3)]
 
 
-@played_by(play)
+@played_by(in_world, World)
 async def test_a_node_dials_again_only_when_all_its_peers_are_gone(world: World) -> None:
     """Not before it has entered a swarm, not while it leaves, and not without an address to dial."""
     await for_a_while(world.joining.keep_connected(), 3 * RECONNECT_INTERVAL_S)
@@ -172,7 +164,7 @@ async def test_a_node_dials_again_only_when_all_its_peers_are_gone(world: World)
     assert world.scripted.verified == [Contact(A, at(1))]
 
 
-@played_by(play)
+@played_by(in_world, World)
 async def test_a_bootstrap_of_another_swarm_does_not_end_the_reconnecting(world: World) -> None:
     """The refusal is logged once, and the node dials again at every interval."""
     await world.joining.join(["seed:8468"], None)
@@ -183,7 +175,7 @@ async def test_a_bootstrap_of_another_swarm_does_not_end_the_reconnecting(world:
     assert world.events() == ["swarm_joined", "table_empty", "not_this_swarm"]
 
 
-@played_by(play)
+@played_by(in_world, World)
 async def test_a_bootstrap_is_dialled_as_often_as_all_remembered_peers_together(world: World) -> None:
     """One bootstrap beside sixty remembered peers gets half of the attempts."""
     await world.joining.join(["10.0.0.200:8468"], None)
@@ -201,7 +193,7 @@ async def test_a_bootstrap_is_dialled_as_often_as_all_remembered_peers_together(
     assert tried[True] + tried[False] >= 50
 
 
-@played_by(play)
+@played_by(in_world, World)
 async def test_a_node_whose_peers_can_own_nothing_looks_for_one_that_can(world: World) -> None:
     """Every few seconds, and what it finds is noted; not while a peer could own."""
     await world.joining.join(["10.0.0.200:8468"], None)
@@ -215,7 +207,7 @@ async def test_a_node_whose_peers_can_own_nothing_looks_for_one_that_can(world: 
     assert len(world.scripted.dialled) == 1
 
 
-@played_by(play)
+@played_by(in_world, World)
 async def test_an_address_that_a_nat_chose_is_not_remembered(world: World) -> None:
     """Nobody can dial it, and a swarm that is started again would wait for who was there."""
     world.meet(A, at(1))

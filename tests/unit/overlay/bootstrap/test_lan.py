@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from p2pnode.overlay.ids import ID_BYTES
 from p2pnode.overlay.local_node import LocalNode
 from tests.harness.environment.simulated import ListLog, Record
 from tests.harness.environment.virtual_loop import run
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import run_by
 
 OWN, LOWER, LOWEST = (bytes([first]) * ID_BYTES for first in (0x50, 0x40, 0x30))
 BOUND = Address("10.0.0.9", 9000)
@@ -83,11 +83,7 @@ class World:
         self.lan.on_announcement(node_id.hex(), entry.properties(), [f"10.0.0.{node_id[0]}"], 8468)
 
 
-def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    run(story())
-
-
-@played_by(play)
+@run_by(run)
 async def test_the_bound_port_is_announced_and_later_that_the_node_has_joined() -> None:
     """Announcements of others reach the local network."""
     world = World()
@@ -107,7 +103,7 @@ async def test_the_bound_port_is_announced_and_later_that_the_node_has_joined() 
     assert world.lan.stopped == 1
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_network_without_multicast_is_logged_and_otherwise_ignored() -> None:
     """The node then finds no peer, announces nothing and has nothing to withdraw; so does one without multicast DNS."""
     for world, events in ((World(fails=True), ["lan_discovery_failed"]), (World(has_lan=False), [])):
@@ -120,7 +116,7 @@ async def test_a_network_without_multicast_is_logged_and_otherwise_ignored() -> 
         assert (world.lan.announced, world.lan.stopped, world.joins.calls) == ([], 0, [])
 
 
-@played_by(play)
+@run_by(run)
 async def test_lower_ids_that_do_not_answer_are_dropped_until_this_node_founds() -> None:
     """Each attempt is bounded and logged with its failures."""
     world, loop = World(join_s=3600.0), asyncio.get_running_loop()
@@ -134,7 +130,7 @@ async def test_lower_ids_that_do_not_answer_are_dropped_until_this_node_founds()
     assert world.records[0].fields["attempts"] == {"10.0.0.1:8468": "timed out"}
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_node_never_founds_beside_one_that_announces_a_swarm() -> None:
     """One that has joined is not dropped, so the attempts continue."""
     world = World(join_s=3600.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +24,7 @@ from p2pnode.overlay.peers import Activity, Contact
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
-from tests.harness.runner.stories import played_by, run_by
+from tests.harness.runner.stories import run_by
 
 OWN, *OTHERS = ids(31)
 KEY = b"k" * 20
@@ -70,11 +70,7 @@ class World:
         return [contact.node_id for contact in await self.candidates.of(KEY)]
 
 
-def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    run(story())
-
-
-@played_by(play)
+@run_by(run)
 async def test_a_node_that_knows_all_others_needs_no_lookup() -> None:
     """The candidates are all nodes in rendezvous order, this one included."""
     world = World(OTHERS[:5])
@@ -84,7 +80,7 @@ async def test_a_node_that_knows_all_others_needs_no_lookup() -> None:
     assert await world.of() == rank(KEY, OTHERS[:5])
 
 
-@played_by(play)
+@run_by(run)
 async def test_only_peers_that_can_take_a_shard_now_are_candidates() -> None:
     """Not eligible, leaving, suspected, or with failing streams: each is enough to be left out."""
     world = World(OTHERS[:2])
@@ -98,7 +94,7 @@ async def test_only_peers_that_can_take_a_shard_now_are_candidates() -> None:
     assert sorted(await world.of()) == sorted([OWN, *OTHERS[:2]])
 
 
-@played_by(play)
+@run_by(run)
 async def test_only_the_k_closest_known_nodes_are_candidates() -> None:
     """Nodes of a lookup count only while they are known peers."""
     world = World(OTHERS[:-1], knows_all=False)
@@ -109,8 +105,8 @@ async def test_only_the_k_closest_known_nodes_are_candidates() -> None:
 
 
 @pytest.mark.parametrize("knows_all", [True, False])
-@played_by(play)
-async def test_several_keys_have_the_candidates_that_each_of_them_has_alone(*, knows_all: bool) -> None:
+@run_by(run)
+async def test_several_keys_have_the_candidates_that_each_of_them_has_alone(knows_all: bool) -> None:
     """Each key in its own order and with its own closest nodes; in a swarm that is known each peer is asked once."""
     world = World(OTHERS[:-1], knows_all=knows_all)
     world.suspects.append(OTHERS[3])
@@ -127,7 +123,7 @@ async def test_several_keys_have_the_candidates_that_each_of_them_has_alone(*, k
     assert len(asked) == len(set(asked)) or not knows_all
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_node_that_fails_during_a_lookup_is_no_candidate_of_the_next_key() -> None:
     """What is known of the peers is used for several keys only as long as nothing is waited for."""
     world = World(OTHERS[:3], knows_all=False)
@@ -145,7 +141,7 @@ async def test_a_node_that_fails_during_a_lookup_is_no_candidate_of_the_next_key
     assert OTHERS[0] not in [contact.node_id for contact in second]
 
 
-@played_by(play)
+@run_by(run)
 async def test_the_order_follows_each_change_of_a_candidate() -> None:
     """A new capacity class, and a candidate that is suspected."""
     world = World(OTHERS[:3])
@@ -158,7 +154,7 @@ async def test_the_order_follows_each_change_of_a_candidate() -> None:
     assert await world.of() == rank(KEY, fast, fast)
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_lookup_is_used_for_a_while_and_shared() -> None:
     """Concurrent calls wait for one lookup, later ones make none until it is too old."""
     world = World(OTHERS[:3], knows_all=False)
@@ -176,7 +172,7 @@ async def test_a_lookup_is_used_for_a_while_and_shared() -> None:
     assert world.candidates._looked_up == {}
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_failed_lookup_is_an_error_for_its_caller_only() -> None:
     """The calls that waited for it use the known peers."""
     world = World(OTHERS[:3], knows_all=False)

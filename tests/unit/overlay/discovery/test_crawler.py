@@ -20,7 +20,7 @@ from p2pnode.overlay.peers import Activity, Contact, PeerChange
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import run_by
 from tests.harness.stubs.stream_stub import StreamStub
 
 OWN, *NODES = ids(201)
@@ -64,10 +64,6 @@ class World:
         return [Contact(node_id, Address("10.0.1.1", 8468)) for node_id in closest]
 
 
-def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    run(story())
-
-
 async def for_a_while(work: Coroutine[Any, Any, None], seconds: float) -> None:
     task = asyncio.create_task(work, name="under test")
     await asyncio.sleep(seconds)
@@ -77,8 +73,8 @@ async def for_a_while(work: Coroutine[Any, Any, None], seconds: float) -> None:
 
 
 @pytest.mark.parametrize("estimate", [200.0, 40.0, 2000.0])
-@played_by(play)
-async def test_a_crawl_finds_every_node_whatever_the_estimate(*, estimate: float) -> None:
+@run_by(run)
+async def test_a_crawl_finds_every_node_whatever_the_estimate(estimate: float) -> None:
     """A zone whose lookup was full is split, so that an estimate far too low loses no node."""
     world = World()
     sampler: Any = world.crawler._sampler
@@ -88,7 +84,7 @@ async def test_a_crawl_finds_every_node_whatever_the_estimate(*, estimate: float
     assert set(world.found) == set(NODES)
 
 
-@played_by(play)
+@run_by(run)
 async def test_crawls_repeat_only_while_all_members_are_asked_for() -> None:
     """Each call of `all_members` keeps them going for two intervals; where every peer is known, none starts."""
     world = World()
@@ -112,7 +108,7 @@ async def test_crawls_repeat_only_while_all_members_are_asked_for() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-@played_by(play)
+@run_by(run)
 async def test_all_members_are_the_peers_that_count_for_barriers() -> None:
     """A peer that joins or pauses is left out."""
     world = World(knows_all=True)
@@ -123,7 +119,7 @@ async def test_all_members_are_the_peers_that_count_for_barriers() -> None:
     assert [peer.node_id for peer in world.crawler.all_members()] == [NODES[0]]
 
 
-@played_by(play)
+@run_by(run)
 async def test_the_own_id_is_looked_up_every_minute_and_soon_after_a_return() -> None:
     """A returned peer is one of a partition; after any other change the refresh waits."""
     world = World(knows_all=True)
@@ -146,7 +142,7 @@ async def test_the_own_id_is_looked_up_every_minute_and_soon_after_a_return() ->
     await asyncio.gather(task, return_exceptions=True)
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_large_swarm_refreshes_a_far_bucket_and_drops_unused_peers() -> None:
     """The second target shares a short prefix with the own id; while a crawl runs, no peer is dropped."""
     world = World()

@@ -22,7 +22,7 @@ from p2pnode.overlay.peers import Activity, Contact, PeerChange
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import run_by
 from tests.harness.swarms.overlay_draws import draw_naively, draw_with_truth, judge
 
 OWN, *OTHERS = ids(301)
@@ -97,10 +97,6 @@ class World:
         return self.told
 
 
-def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    run(story())
-
-
 async def for_a_while(work: Coroutine[Any, Any, None], seconds: float) -> None:
     task = asyncio.create_task(work, name="under test")
     await asyncio.sleep(seconds)
@@ -109,14 +105,14 @@ async def for_a_while(work: Coroutine[Any, Any, None], seconds: float) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_small_swarm_is_counted_and_a_large_one_bounded_until_the_first_lookup() -> None:
     """Up to k nodes are counted; beyond, the known peers are a lower bound."""
     assert World(OTHERS[: K - 1]).sampler.population() == Population(20.0, 20.0, 20.0, True, 0, 20.0)
     assert World(OTHERS[:K]).sampler.population() == Population(21.0, 20.0, 84.0, False, 0)
 
 
-@played_by(play)
+@run_by(run)
 async def test_lookups_estimate_the_swarm_and_fill_the_pool() -> None:
     """The true size is in the interval, the pool has no own id, and the pool is reported."""
     world = World(OTHERS[:30])
@@ -131,7 +127,7 @@ async def test_lookups_estimate_the_swarm_and_fill_the_pool() -> None:
     assert pool.balls > 0
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_lookup_cut_off_is_no_evidence() -> None:
     """Fewer than k nodes do not mean that the swarm has so few."""
     world = World(OTHERS[:30])
@@ -145,7 +141,7 @@ async def test_a_lookup_cut_off_is_no_evidence() -> None:
     assert world.sampler.estimator.estimate(world.environment.clock.monotonic()) is None
 
 
-@played_by(play)
+@run_by(run)
 async def test_workers_are_the_nodes_that_train_or_are_ready() -> None:
     """Counted in a small swarm, this node included if it trains; at least 1."""
     world = World(OTHERS[:3])
@@ -157,7 +153,7 @@ async def test_workers_are_the_nodes_that_train_or_are_ready() -> None:
     assert World([], activity=Activity.PAUSED).sampler.workers() == 1.0
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_long_first_step_is_work() -> None:
     """A peer whose first step takes longer than a stall counts until that is known; one that stands still later does
     not. Otherwise the first deltas of all would weigh as if each were alone."""
@@ -174,7 +170,7 @@ async def test_a_long_first_step_is_work() -> None:
     assert world.sampler.workers() == 2.0
 
 
-@played_by(play)
+@run_by(run)
 async def test_workers_of_a_large_swarm_are_the_share_of_the_pool_times_the_estimate() -> None:
     """With half of the known pool in training, about half of the estimate trains."""
     world = World([])
@@ -186,7 +182,7 @@ async def test_workers_of_a_large_swarm_are_the_share_of_the_pool_times_the_esti
     assert share == pytest.approx(0.5, abs=0.12)
 
 
-@played_by(play)
+@run_by(run)
 async def test_samples_have_only_peers_that_count_and_are_not_suspected() -> None:
     """All known peers in a small swarm; without replacement."""
     world = World(OTHERS[:6])
@@ -198,7 +194,7 @@ async def test_samples_have_only_peers_that_count_and_are_not_suspected() -> Non
     assert len(world.sampler.sample(2)) == 2
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_pool_that_is_not_full_yet_is_completed_from_the_known_peers() -> None:
     """A node that just joined a large swarm can sample at once, and never draws a peer twice."""
     world = World(OTHERS[:40])
@@ -208,7 +204,7 @@ async def test_a_pool_that_is_not_full_yet_is_completed_from_the_known_peers() -
     assert len(drawn) == len(set(drawn)) == 10
 
 
-@played_by(play)
+@run_by(run)
 async def test_nodes_that_are_gone_leave_the_pool() -> None:
     """Those that are suspected stay."""
     world = World(OTHERS[:40])
@@ -220,7 +216,7 @@ async def test_nodes_that_are_gone_leave_the_pool() -> None:
     assert world.sampler.pool.ids() == [OTHERS[2]]
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_small_swarm_compares_contacts_and_looks_nothing_up() -> None:
     """Contacts that are unknown here are verified; known ones are not. A member that does not answer is not asked."""
     world = World(OTHERS[:4])
@@ -237,7 +233,7 @@ async def test_a_small_swarm_compares_contacts_and_looks_nothing_up() -> None:
     assert often >= 6
 
 
-@played_by(play)
+@run_by(run)
 async def test_who_has_named_a_node_has_an_address_even_if_it_is_gone_since() -> None:
     """It is removed while it answers: what was known of it must not be read afterwards."""
     world = World(OTHERS[:1])
@@ -246,7 +242,7 @@ async def test_who_has_named_a_node_has_an_address_even_if_it_is_gone_since() ->
     assert world.named_by == [Contact(OTHERS[0], HERE)]
 
 
-@played_by(play)
+@run_by(run)
 async def test_the_pool_grows_for_large_samples_and_slow_lookups_are_spaced() -> None:
     """The number of balls is bounded; a pause is at least four times as long as the lookup before it."""
     world = World(OTHERS[:40])
@@ -262,8 +258,8 @@ async def test_the_pool_grows_for_large_samples_and_slow_lookups_are_spaced() ->
 
 
 @pytest.mark.parametrize("known", [2, 60])
-@played_by(play)
-async def test_a_node_that_came_before_its_neighbours_looks_up_its_id_until_they_have_been_asked(*, known: int) -> None:
+@run_by(run)
+async def test_a_node_that_came_before_its_neighbours_looks_up_its_id_until_they_have_been_asked(known: int) -> None:
     """The first of many that join at one moment asked hardly anyone: it looks again once it hears of more than k
     nodes, or has met them, and not when that lookup is under way or has asked k."""
     for asked_near, expected in ((2, True), (None, False), (K - 1, False)):
@@ -280,8 +276,8 @@ async def test_a_node_that_came_before_its_neighbours_looks_up_its_id_until_they
 
 
 @pytest.mark.parametrize("known", [2, 60])
-@played_by(play)
-async def test_lookups_of_the_own_id_are_spaced_when_they_take_long(*, known: int) -> None:
+@run_by(run)
+async def test_lookups_of_the_own_id_are_spaced_when_they_take_long(known: int) -> None:
     """On an overloaded loop a lookup takes two seconds: the next comes eight seconds after it, at the earliest."""
     world = World(OTHERS[:known])
     world.asked_near, world.lookup_s = 2, 2.0
@@ -291,7 +287,7 @@ async def test_lookups_of_the_own_id_are_spaced_when_they_take_long(*, known: in
     assert 3 <= world.targets.count(OWN) <= seconds / (2.0 * (1 + MIN_PAUSE_PER_LOOKUP)) + 1
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_small_swarm_is_not_looked_up_again() -> None:
     """A node that asked two others and hears of no more than k has found all there are."""
     world = World(OTHERS[:2])

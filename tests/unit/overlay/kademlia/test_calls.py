@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import Counter
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -15,8 +14,7 @@ from p2pnode.overlay.kademlia.calls import CallTable, PendingCall
 from p2pnode.overlay.kademlia.messages import Ping, Result
 from p2pnode.overlay.peers import Contact
 from tests.harness.environment.simulated import SeededEntropy, VirtualClock
-from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import in_world, played_by
 
 PEER = Contact(b"p" * 20, Address("10.0.0.1", 8468))
 
@@ -53,14 +51,7 @@ class World:
         return pending
 
 
-def play(story: Callable[[World], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await story(World())
-
-    VirtualLoop().run(run())
-
-
-@played_by(play)
+@played_by(in_world, World)
 async def test_a_silent_peer_gets_one_retry_under_a_new_message_id(world: World) -> None:
     """The retry goes out after the first wait, the call is given up after the second, and nothing stays behind."""
     pending = world.start(0.2, 0.3)
@@ -73,7 +64,7 @@ async def test_a_silent_peer_gets_one_retry_under_a_new_message_id(world: World)
     assert world.counters == {"retries": 1, "timeouts": 1}
 
 
-@played_by(play)
+@played_by(in_world, World)
 async def test_an_answer_to_either_try_settles_the_call(world: World) -> None:
     """Both message ids lead to the call; once it is settled neither does, and no time-out follows."""
     pending = world.start(0.2, 0.3)
@@ -86,7 +77,7 @@ async def test_an_answer_to_either_try_settles_the_call(world: World) -> None:
     assert not world.given_up
 
 
-@played_by(play)
+@played_by(in_world, World)
 async def test_a_late_answer_finds_its_call_once_and_the_time_of_its_try(world: World) -> None:
     """The call given up is found by the id of the try that was answered; calls that measure nothing are not kept."""
     pending = world.start(0.2, 0.3)
@@ -100,7 +91,7 @@ async def test_a_late_answer_finds_its_call_once_and_the_time_of_its_try(world: 
     assert world.table.take_late(world.sent[-1][0]) == (None, 0.0)
 
 
-@played_by(play)
+@played_by(in_world, World)
 async def test_a_late_call_keeps_nothing_alive_and_is_forgotten_with_time(world: World) -> None:
     """What waited for the answer, often a whole lookup, goes when the call is given up; the call itself goes after
     `LATE_S`, whether others are given up meanwhile or not."""
@@ -126,7 +117,7 @@ async def test_a_late_call_keeps_nothing_alive_and_is_forgotten_with_time(world:
     assert world.table.late == 0
 
 
-@played_by(play)
+@played_by(in_world, World)
 async def test_late_calls_are_bounded(world: World, *, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest late calls are dropped beyond the limit."""
     monkeypatch.setattr(calls, "MAX_LATE_CALLS", 2)
@@ -138,7 +129,7 @@ async def test_late_calls_are_bounded(world: World, *, monkeypatch: pytest.Monke
     assert None not in late[1:]
 
 
-@played_by(play)
+@played_by(in_world, World)
 async def test_a_busy_loop_extends_the_wait_once(world: World) -> None:
     """A timer that fires 0.1 s late is no time-out yet; the call is given up after one short extension."""
     world.start(0.2, 0.0)
@@ -149,7 +140,7 @@ async def test_a_busy_loop_extends_the_wait_once(world: World) -> None:
     assert len(world.given_up) == 1
 
 
-@played_by(play)
+@played_by(in_world, World)
 async def test_close_returns_each_waiting_call_once(world: World) -> None:
     """A call with a retry under way stands twice in the table and is returned once; its timer is cancelled."""
     one = world.start(0.2, 0.3)
@@ -161,7 +152,7 @@ async def test_close_returns_each_waiting_call_once(world: World) -> None:
     assert not world.given_up
 
 
-@played_by(play)
+@played_by(in_world, World)
 async def test_a_proof_is_awaited_until_the_call_is_answered_or_given_up(world: World) -> None:
     """By id and address, and through the retry; a call that demands none awaits none."""
     pending = PendingCall(PEER, Ping(), lambda _: None, None, 0.5, True, True, True)

@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from p2pnode.overlay.addresses import Address
-from p2pnode.overlay.membership.failure_detector import FailureDetector
-from p2pnode.overlay.membership.members import MemberList
-from p2pnode.overlay.membership.service import REDIAL_DEAD_S, Membership
+from p2pnode.overlay.membership.service import REDIAL_DEAD_S
 from p2pnode.overlay.peers import Contact, PeerChange
 from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import heartbeat, ids
-from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.stories import played_by
-from tests.harness.stubs.recording_protocol import OWN, RecordingProtocol
+from tests.harness.stubs.recording_protocol import MembershipWorld
 
 PEER = Contact(ids(1)[0], Address("10.0.0.1", 8468))
 
 
-class World:
-    """A membership over a protocol that records; one peer is known, and answers nothing."""
+class World(MembershipWorld):
+    """One peer is known, and answers nothing."""
 
     def __init__(self, settings: LivenessSettings) -> None:
-        self.recorder = RecordingProtocol()
-        self.environment = make_environment()
-        self.clock = self.environment.clock
-        detector = FailureDetector(OWN, 1, settings, random.Random(1), self.clock.monotonic())
-        self.members = MemberList(OWN, 7, detector, self.recorder.router, 20)
-        self.membership = Membership(self.members, self.recorder.protocol, settings, self.environment)
+        super().__init__(settings)
         self.changes: list[tuple[str, float]] = []
         self.membership.on_change(lambda change: self.changes.append((change.kind, self.clock.monotonic())))
-        self.membership.on_response(heartbeat(PEER.node_id), PEER.address, 0.01, PEER, proven=True)
+        self.answered(heartbeat(PEER.node_id), PEER)
 
     def suspect(self) -> None:
         self.membership.perform(self.members.on_unreachable(PEER.node_id, self.clock.monotonic()))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-
 import pytest
 
 from p2pnode.overlay.addresses import Address
@@ -15,98 +12,71 @@ from p2pnode.overlay.kademlia.messages import (
     Result,
     pack_contact,
 )
-from p2pnode.overlay.membership.failure_detector import FailureDetector
-from p2pnode.overlay.membership.members import MemberList
 from p2pnode.overlay.membership.responder import Responder
-from p2pnode.overlay.membership.service import Membership
 from p2pnode.overlay.peers import Contact
-from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import contact, heartbeat
-from tests.harness.environment.simulated import make_environment
-from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.stubs.recording_protocol import OWN, RecordingProtocol
+from tests.harness.runner.stories import in_world, played_by
+from tests.harness.stubs.recording_protocol import MembershipWorld
 from tests.harness.stubs.stream_stub import StreamStub
 
 ASKER, TARGET, HERE = heartbeat(b"q" * 20), contact(b"t" * 20, 9), Address("10.0.0.7", 8468)
 
 
-class World:
-    """A responder over a protocol that records."""
+class World(MembershipWorld):
+    """With a responder."""
 
     def __init__(self) -> None:
-        self.recorder = RecordingProtocol()
-        detector = FailureDetector(OWN, 1, LivenessSettings(), random.Random(1), 0.0)
-        self.members = MemberList(OWN, 7, detector, self.recorder.router, 20)
-        environment = make_environment()
-        self.clock = environment.clock
-        self.membership = membership = Membership(self.members, self.recorder.protocol, LivenessSettings(), environment)
-        self.responder = Responder(membership, self.recorder.protocol)
+        super().__init__()
+        self.responder = Responder(self.membership, self.recorder.protocol)
 
     def answer(self, body: object, message_id: bytes = b"m" * 20) -> Result | None:
         return self.recorder.procedures[type(body)](body, ASKER, HERE, message_id)
 
 
-def play(story: Callable[[World], None]) -> None:
-    async def run() -> None:
-        story(World())
-
-    VirtualLoop().run(run())
-
-
 @pytest.mark.parametrize(("result", "answered"), [(Pong(), True), (None, False)])
-def test_a_ping_on_behalf_of_another_node_is_answered_when_it_has_ended(result: Result | None, answered: bool) -> None:
+@played_by(in_world, World)
+def test_a_ping_on_behalf_of_another_node_is_answered_when_it_has_ended(
+    world: World, *, result: Result | None, answered: bool
+) -> None:
     """Its time-out does not count as a failure of the target."""
-
-    def story(world: World) -> None:
-        assert world.answer(PingRequest(pack_contact(TARGET))) is None
-        [call] = world.recorder.calls
-        assert (call.contact, call.options) == (TARGET, {"counts_as_failure": False})
-        assert world.recorder.responses == []
-        call.on_result(result)
-        assert world.recorder.responses == [(b"m" * 20, HERE, PingResult(answered))]
-
-    play(story)
+    assert world.answer(PingRequest(pack_contact(TARGET))) is None
+    [call] = world.recorder.calls
+    assert (call.contact, call.options) == (TARGET, {"counts_as_failure": False})
+    assert world.recorder.responses == []
+    call.on_result(result)
+    assert world.recorder.responses == [(b"m" * 20, HERE, PingResult(answered))]
 
 
-def test_a_target_known_at_another_address_is_pinged_at_both() -> None:
+@played_by(in_world, World)
+def test_a_target_known_at_another_address_is_pinged_at_both(world: World) -> None:
     """Behind a NAT the address differs per peer: the first answer counts, and is sent once."""
-
-    def story(world: World) -> None:
-        known = Contact(TARGET.node_id, Address("10.0.0.44", 9))
-        world.members.on_response(heartbeat(TARGET.node_id, port=9), known.address, 0.01, known, 0.0, proven=True)
-        world.answer(PingRequest(pack_contact(TARGET)))
-        first, second = world.recorder.calls
-        assert {first.contact, second.contact} == {TARGET, known}
-        second.on_result(Pong())
-        first.on_result(None)
-        seen = heartbeat(TARGET.node_id, port=9, host=known.address.host)
-        assert [result for _, _, result in world.recorder.responses] == [PingResult(True, seen)]
-
-    play(story)
+    known = Contact(TARGET.node_id, Address("10.0.0.44", 9))
+    world.members.on_response(heartbeat(TARGET.node_id, port=9), known.address, 0.01, known, 0.0, proven=True)
+    world.answer(PingRequest(pack_contact(TARGET)))
+    first, second = world.recorder.calls
+    assert {first.contact, second.contact} == {TARGET, known}
+    second.on_result(Pong())
+    first.on_result(None)
+    seen = heartbeat(TARGET.node_id, port=9, host=known.address.host)
+    assert [result for _, _, result in world.recorder.responses] == [PingResult(True, seen)]
 
 
-def test_an_address_that_cannot_be_sent_to_is_not_pinged_for_another() -> None:
+@played_by(in_world, World)
+def test_an_address_that_cannot_be_sent_to_is_not_pinged_for_another(world: World) -> None:
     """It is counted."""
-
-    def story(world: World) -> None:
-        world.answer(PingRequest(b"i" * 20 + bytes(6)))
-        assert world.recorder.calls == []
-        assert world.recorder.counters == {"malformed_contacts": 1}
-
-    play(story)
+    world.answer(PingRequest(b"i" * 20 + bytes(6)))
+    assert world.recorder.calls == []
+    assert world.recorder.counters == {"malformed_contacts": 1}
 
 
-def test_a_peer_that_moves_bytes_answers_a_probe_for_another() -> None:
+@played_by(in_world, World)
+def test_a_peer_that_moves_bytes_answers_a_probe_for_another(world: World) -> None:
     """Its pong is late, but the streams with it moved since: it is there. One that moves nothing is not."""
-
-    def story(world: World) -> None:
-        stream = StreamStub()
-        movement = world.membership.movement
-        movement.add(TARGET.node_id, stream)
-        for moved, is_there in ((5, True), (0, False)):
-            world.answer(PingRequest(pack_contact(TARGET)))
-            stream.bytes += moved
-            world.recorder.calls.pop().on_result(None)
-            assert world.recorder.responses.pop()[2] == PingResult(is_there)
-
-    play(story)
+    stream = StreamStub()
+    movement = world.membership.movement
+    movement.add(TARGET.node_id, stream)
+    for moved, is_there in ((5, True), (0, False)):
+        world.answer(PingRequest(pack_contact(TARGET)))
+        stream.bytes += moved
+        world.recorder.calls.pop().on_result(None)
+        assert world.recorder.responses.pop()[2] == PingResult(is_there)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from p2pnode.overlay.transport import ReceivedResponse, TransportError
 from tests.harness.builders.peers import heartbeat
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import run_by
 
 
 class Requests:
@@ -70,10 +70,6 @@ def reachability(
     return made, local, requests
 
 
-def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    run(story())
-
-
 @pytest.mark.parametrize(
     ("answers", "reached"),
     [
@@ -85,8 +81,8 @@ def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
         ({1: None, 2: None}, False),
     ],
 )
-@played_by(play)
-async def test_two_peers_must_connect_or_the_only_one(*, answers: dict[int, bool | None], reached: bool) -> None:
+@run_by(run)
+async def test_two_peers_must_connect_or_the_only_one(answers: dict[int, bool | None], reached: bool) -> None:
     """A peer that is not eligible and cannot be asked lowers the number needed."""
     made, local, _ = reachability(answers)
 
@@ -94,7 +90,7 @@ async def test_two_peers_must_connect_or_the_only_one(*, answers: dict[int, bool
     assert local.reached is local.heartbeat.eligible is reached
 
 
-@played_by(play)
+@run_by(run)
 async def test_eligible_peers_are_asked_first_and_count_even_when_silent() -> None:
     """They can be reached themselves, so one that cannot be asked is a failure, not a NAT."""
     made, local, requests = reachability({1: None, 2: True, 3: True}, eligible=(2, 3))
@@ -106,7 +102,7 @@ async def test_eligible_peers_are_asked_first_and_count_even_when_silent() -> No
     assert not local.reached
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_peer_that_is_gone_while_another_answers_is_asked_at_its_address() -> None:
     """What was known of it must not be read afterwards."""
     made, _, requests = reachability({1: None, 2: None})
@@ -115,7 +111,7 @@ async def test_a_peer_that_is_gone_while_another_answers_is_asked_at_its_address
     assert sorted(str(contact.address) for contact in requests.contacts) == ["10.0.1.1:8468", "10.0.1.2:8468"]
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_founder_is_reached_without_peers_but_never_a_client() -> None:
     """`client_only` is the user's decision."""
     made, local, _ = reachability({})
@@ -127,7 +123,7 @@ async def test_a_founder_is_reached_without_peers_but_never_a_client() -> None:
     assert made.reason == "client_only is set"
 
 
-@played_by(play)
+@run_by(run)
 async def test_reports_count_from_two_peers_at_their_own_addresses() -> None:
     """Unknown peers, and known ones from another host, are ignored."""
     made, _, _ = reachability({1: True, 2: True})
@@ -162,8 +158,8 @@ def beside(answers: dict[int, bool | None], **more: Any) -> tuple[Reachability, 
         ({10: True, 11: True}, True),
     ],
 )
-@played_by(play)
-async def test_neighbours_do_not_outvote_the_outside(*, answers: dict[int, bool | None], reached: bool) -> None:
+@run_by(run)
+async def test_neighbours_do_not_outvote_the_outside(answers: dict[int, bool | None], reached: bool) -> None:
     """They reach this node where nobody else does. They count where no other has answered."""
     made, local, requests = beside(answers)
     assert await made.check() is reached
@@ -171,7 +167,7 @@ async def test_neighbours_do_not_outvote_the_outside(*, answers: dict[int, bool 
     assert (10 in requests.asked) is (1 not in answers or answers[1] is None)
 
 
-@played_by(play)
+@run_by(run)
 async def test_neighbours_count_no_more_once_another_site_could_not_connect() -> None:
     """Not when that one has gone, either; when it is back and connects, this node is reached."""
     made, local, requests = beside({1: False, 10: True, 11: True})
@@ -185,7 +181,7 @@ async def test_neighbours_count_no_more_once_another_site_could_not_connect() ->
     assert local.reached
 
 
-@played_by(play)
+@run_by(run)
 async def test_neighbours_do_not_speak_for_an_owner_of_another_site_that_cannot_be_asked() -> None:
     """It can be reached itself, so it may answer the next time."""
     made, local, _ = beside({1: None, 10: True, 11: True}, eligible=(1,))
@@ -193,7 +189,7 @@ async def test_neighbours_do_not_speak_for_an_owner_of_another_site_that_cannot_
     assert not local.reached
 
 
-@played_by(play)
+@run_by(run)
 async def test_a_peer_of_another_site_that_appears_is_asked_at_once() -> None:
     """Where neighbours alone have confirmed that this node is reached, and only there."""
     made, _, _ = beside({10: True, 11: True})

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any
-
 import pytest
 
 from p2pnode.config.directory_record import RECORD_FILE, Given
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.state_directory import GENESIS_FILE, StateDirectory
 from tests.harness.environment.simulated import MemoryDisk, make_environment
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import run
 from tests.harness.trainers.stub_trainer import plain_layout
 
 GENESIS = b"genesis of a run"
@@ -30,11 +27,7 @@ def opened(disk: MemoryDisk) -> StateDirectory:
     async def story() -> StateDirectory:
         return StateDirectory("state", make_environment(disk=disk))
 
-    return play(story())
-
-
-def play(story: Coroutine[Any, Any, Any]) -> Any:
-    return VirtualLoop().run(story, limit_s=60)
+    return run(story(), limit_s=60)
 
 
 def test_identity_and_genesis_stay_and_the_incarnation_rises() -> None:
@@ -42,7 +35,7 @@ def test_identity_and_genesis_stay_and_the_incarnation_rises() -> None:
     disk = MemoryDisk()
     first = opened(disk)
     assert first.genesis is None
-    play(first.keep_genesis(GENESIS))
+    run(first.keep_genesis(GENESIS))
 
     second = opened(disk)
 
@@ -63,8 +56,8 @@ def test_the_shards_of_the_run_are_kept() -> None:
     """Those of the last swarm that had some; a start without a model leaves them."""
     disk = MemoryDisk()
     assert opened(disk).record.shards == 0
-    play(opened(disk).remember("digits", GENESIS, plain_layout(100), founder=True, given={}, shards=8))
-    play(opened(disk).remember("digits", GENESIS, None, founder=True, given={}))
+    run(opened(disk).remember("digits", GENESIS, plain_layout(100), founder=True, given={}, shards=8))
+    run(opened(disk).remember("digits", GENESIS, None, founder=True, given={}))
 
     assert opened(disk).record.shards == 8
 
@@ -74,7 +67,7 @@ def test_a_directory_belongs_to_the_run_and_model_of_the_first_swarm() -> None:
     what to do, the same one is not."""
     disk = MemoryDisk()
     layout, given = plain_layout(100), {"node.port": Given(9000, on_command_line=True)}
-    play(opened(disk).remember("digits", GENESIS, layout, founder=True, given=given))
+    run(opened(disk).remember("digits", GENESIS, layout, founder=True, given=given))
 
     later = opened(disk)
     assert (later.record.run, later.record.founder, later.genesis) == ("digits", True, GENESIS)
@@ -86,7 +79,7 @@ def test_a_directory_belongs_to_the_run_and_model_of_the_first_swarm() -> None:
     assert "--state-dir" in refused.value.hint
     assert "p2pnode forget" in refused.value.hint
 
-    play(later.remember("digits", GENESIS, layout, founder=False, given={}))
+    run(later.remember("digits", GENESIS, layout, founder=False, given={}))
     assert (opened(disk).record.founder, opened(disk).record.settings) == (True, {"node.port": 9000})
 
 
@@ -103,7 +96,7 @@ def test_the_record_is_written_before_the_genesis() -> None:
         write(name, data, private=private)
 
     disk.write = watched  # type: ignore[method-assign]
-    play(directory.remember("digits", GENESIS, plain_layout(100), founder=False, given={}))
+    run(directory.remember("digits", GENESIS, plain_layout(100), founder=False, given={}))
 
     assert order == [RECORD_FILE, GENESIS_FILE]
 
