@@ -14,6 +14,7 @@ from p2pnode.training.exchange.messages import Push
 from p2pnode.training.exchange.store.records import KnownOwner
 from p2pnode.training.exchange.terms import Term
 from p2pnode.training.shards.applied import DeltaId
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.exchange_story import (
     BOUND_S,
     ONES,
@@ -67,29 +68,26 @@ def test_a_delta_may_be_overwritten_when_its_push_has_returned(codec: str, nodes
 # -- fences -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_fence_that_only_one_node_remembers_blocks_no_other() -> None:
+@played_by(simulate)
+async def test_a_fence_that_only_one_node_remembers_blocks_no_other(world: World) -> None:
     """A restarted node has seen a higher term than the owner's: it sends it, the owner raises its term, and is
     accepted."""
+    await push(owner(world), 1)
+    name = bystander(world).name
+    world.kill(name)
+    remember(world.members[name], Term(50, b"z" * 20))
+    again = await world.start(name)
+    await exchange_of(again).directory.learn_all(owner(world).contact)
 
-    async def scenario(world: World) -> None:
-        await push(owner(world), 1)
-        name = bystander(world).name
-        world.kill(name)
-        remember(world.members[name], Term(50, b"z" * 20))
-        again = await world.start(name)
-        await exchange_of(again).directory.learn_all(owner(world).contact)
+    began = world.clock.monotonic()
+    report = await exchange_of(again).pull_client.pull(1, deadline_s=BOUND_S)
 
-        began = world.clock.monotonic()
-        report = await exchange_of(again).pull_client.pull(1, deadline_s=BOUND_S)
-
-        assert report.missing == []
-        assert world.clock.monotonic() - began < 5.0
-        assert exchange_of(owner(world)).store.owned[0].term.number > 50
-        await until(world, lambda: bool(exchange_of(owner(world)).store.owned[0].targets()), within_s=5, what="a pair")
-        await push(again, 2)
-        assert value(world) == [3.0, 3.0]
-
-    simulate(scenario)
+    assert report.missing == []
+    assert world.clock.monotonic() - began < 5.0
+    assert exchange_of(owner(world)).store.owned[0].term.number > 50
+    await until(world, lambda: bool(exchange_of(owner(world)).store.owned[0].targets()), within_s=5, what="a pair")
+    await push(again, 2)
+    assert value(world) == [3.0, 3.0]
 
 
 def test_an_owner_that_is_no_candidate_any_more_is_sent_the_fence_as_well() -> None:
@@ -117,95 +115,83 @@ def test_an_owner_that_is_no_candidate_any_more_is_sent_the_fence_as_well() -> N
     simulate(with_tenure, nodes=7, tenure_s=600.0)
 
 
-def test_a_fence_that_the_backup_remembers_costs_nothing() -> None:
+@played_by(simulate)
+async def test_a_fence_that_the_backup_remembers_costs_nothing(world: World) -> None:
     """The owner used to drop its state when its restarted backup refused it under a fence of no owner."""
+    await push(owner(world), 1)
+    name, owning = backup(world).name, owner(world)
+    world.kill(name)
+    remember(world.members[name], Term(50, b"z" * 20))
+    await join(world, name)
+    await push(bystander(world) if exchange_of(owning).store.owned[0].backup else owning, 2)
 
-    async def scenario(world: World) -> None:
-        await push(owner(world), 1)
-        name, owning = backup(world).name, owner(world)
-        world.kill(name)
-        remember(world.members[name], Term(50, b"z" * 20))
-        await join(world, name)
-        await push(bystander(world) if exchange_of(owning).store.owned[0].backup else owning, 2)
-
-        assert value(world) == [3.0, 3.0]
-        assert exchange_of(owner(world)).store.owned[0].state.era_step == 0
-
-    simulate(scenario)
+    assert value(world) == [3.0, 3.0]
+    assert exchange_of(owner(world)).store.owned[0].state.era_step == 0
 
 
 # -- restarts ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise(4)
-def test_an_owner_that_restarts_before_it_is_missed_leaves_its_shards_to_its_backup() -> None:
+@played_by(simulate)
+async def test_an_owner_that_restarts_before_it_is_missed_leaves_its_shards_to_its_backup(world: World) -> None:
     """It answers every probe, and owns nothing: no node ever took over."""
+    owning = owner(world)
+    await push(owning, 1)
+    world.kill(owning.name)
+    await asyncio.sleep(0.2)
+    await world.start(owning.name)
+    other = next(one for one in world.running() if one is not owning)
+    await exchange_of(owning).directory.learn_all(other.contact)
 
-    async def scenario(world: World) -> None:
-        owning = owner(world)
-        await push(owning, 1)
-        world.kill(owning.name)
-        await asyncio.sleep(0.2)
-        await world.start(owning.name)
-        other = next(one for one in world.running() if one is not owning)
-        await exchange_of(owning).directory.learn_all(other.contact)
+    await asyncio.wait_for(push(other, 2), BOUND_S)
 
-        await asyncio.wait_for(push(other, 2), BOUND_S)
-
-        assert value(world) == [3.0, 3.0]
-        assert exchange_of(owner(world)).store.owned[0].state.era_step == 0
-
-    simulate(scenario)
+    assert value(world) == [3.0, 3.0]
+    assert exchange_of(owner(world)).store.owned[0].state.era_step == 0
 
 
 # -- redirects --------------------------------------------------------------------------------------------------------
 
 
-def test_redirects_do_not_run_in_a_circle() -> None:
+@played_by(simulate)
+async def test_redirects_do_not_run_in_a_circle(world: World) -> None:
     """All nodes know a wrong owner, under the true owner's term: once it has denied that, others are asked."""
+    owning, asker = owner(world), bystander(world)
+    false = next(one for one in world.running() if one not in (owning, asker))
+    contact = Contact(false.contact.node_id, false.contact.address)
+    for member in world.running():
+        if member is not owning:
+            store = exchange_of(member).store
+            for shard in range(2):
+                if shard not in store.owned:
+                    store.ownership.known_owners[shard] = KnownOwner(store.ownership.fence(shard), contact)
+    before = world.requests
 
-    async def scenario(world: World) -> None:
-        owning, asker = owner(world), bystander(world)
-        false = next(one for one in world.running() if one not in (owning, asker))
-        contact = Contact(false.contact.node_id, false.contact.address)
-        for member in world.running():
-            if member is not owning:
-                store = exchange_of(member).store
-                for shard in range(2):
-                    if shard not in store.owned:
-                        store.ownership.known_owners[shard] = KnownOwner(store.ownership.fence(shard), contact)
-        before = world.requests
+    await asyncio.wait_for(push(asker, 1), 1.0)
 
-        await asyncio.wait_for(push(asker, 1), 1.0)
-
-        assert value(world) == [1.0, 1.0]
-        assert world.requests - before < 50
-
-    simulate(scenario)
+    assert value(world) == [1.0, 1.0]
+    assert world.requests - before < 50
 
 
 # -- hand-over --------------------------------------------------------------------------------------------------------
 
 
-def test_a_hand_over_that_waits_in_vain_does_not_end_the_delta_in_flight() -> None:
+@played_by(simulate)
+async def test_a_hand_over_that_waits_in_vain_does_not_end_the_delta_in_flight(world: World) -> None:
     """It waits for deltas in flight, at most a second; giving up must not cancel what it waited for."""
+    owning = owner(world)
+    exchange = exchange_of(owning)
+    world.pause(backup(world).name)
+    item = IncomingDelta(0, ONES[:4], ONES[:4].tobytes(), "float32")
+    identity = DeltaId(owning.contact.node_id, 1, 1)
+    delta = Push(*identity, 0, 1.0, [0])
+    first = asyncio.create_task(exchange.deltas.accept(delta, [item]))
+    await asyncio.sleep(0.1)
 
-    async def scenario(world: World) -> None:
-        owning = owner(world)
-        exchange = exchange_of(owning)
-        world.pause(backup(world).name)
-        item = IncomingDelta(0, ONES[:4], ONES[:4].tobytes(), "float32")
-        identity = DeltaId(owning.contact.node_id, 1, 1)
-        delta = Push(*identity, 0, 1.0, [0])
-        first = asyncio.create_task(exchange.deltas.accept(delta, [item]))
-        await asyncio.sleep(0.1)
-
-        assert not await exchange.deltas.drained([0], 0.2)
-        (result,) = await first
-        assert result.status == "retry"
-        assert result.reason in ("backup_silent", "no_backup_yet")
-
-    simulate(scenario)
+    assert not await exchange.deltas.drained([0], 0.2)
+    (result,) = await first
+    assert result.status == "retry"
+    assert result.reason in ("backup_silent", "no_backup_yet")
 
 
 # -- splits -----------------------------------------------------------------------------------------------------------
@@ -238,45 +224,39 @@ def world_rule(world: World):
 
 
 @pytest.mark.promise(5)
-def test_what_the_log_does_not_reach_is_reported_with_its_identity() -> None:
+@played_by(simulate, seed=3, nodes=6, shards=1, log_bytes=VALUES * 4)
+async def test_what_the_log_does_not_reach_is_reported_with_its_identity(world: World) -> None:
     """A log of one delta on each node: of three that one side acknowledged alone two are lost, and named. Owner and
     backup of that side may both have a copy to settle, and then both name them."""
+    names = [owner(world).name, backup(world).name]
+    others = [member.name for member in world.running() if member.name not in names]
+    world.part({names[0]: 0, others[0]: 0} | dict.fromkeys([names[1], *others[1:]], 1))
+    await asyncio.sleep(BOUND_S)
+    for step in (1, 2, 3):
+        await push(world.members[others[0]], step)
+        await push(world.members[others[1]], 10 * step)
+    world.heal()
+    await until(world, lambda: logged(world), within_s=BOUND_S, what="one owner, nothing left to mend")
 
-    async def scenario(world: World) -> None:
-        names = [owner(world).name, backup(world).name]
-        others = [member.name for member in world.running() if member.name not in names]
-        world.part({names[0]: 0, others[0]: 0} | dict.fromkeys([names[1], *others[1:]], 1))
-        await asyncio.sleep(BOUND_S)
-        for step in (1, 2, 3):
-            await push(world.members[others[0]], step)
-            await push(world.members[others[1]], 10 * step)
-        world.heal()
-        await until(world, lambda: logged(world), within_s=BOUND_S, what="one owner, nothing left to mend")
-
-        lost = [record for record in world.records if record.event == "deltas_lost_in_split"]
-        assert {record.fields["count"] for record in lost} == {2}
-        (named,) = {name for record in lost for name in record.fields["deltas"]}
-        assert named.endswith(("/1:1-2", "/1:10-10"))
-        counted = [exchange_of(member).counters.lost_in_splits for member in world.running()]
-        assert sorted(filter(None, counted)) == [2] * len(lost)
-        assert len(lost) <= 2
-        assert value(world)[0] in (60.0 + 3.0, 6.0 + 30.0)
-
-    simulate(scenario, seed=3, nodes=6, shards=1, log_bytes=VALUES * 4)
+    lost = [record for record in world.records if record.event == "deltas_lost_in_split"]
+    assert {record.fields["count"] for record in lost} == {2}
+    (named,) = {name for record in lost for name in record.fields["deltas"]}
+    assert named.endswith(("/1:1-2", "/1:10-10"))
+    counted = [exchange_of(member).counters.lost_in_splits for member in world.running()]
+    assert sorted(filter(None, counted)) == [2] * len(lost)
+    assert len(lost) <= 2
+    assert value(world)[0] in (60.0 + 3.0, 6.0 + 30.0)
 
 
-def test_a_backup_wrongly_declared_dead_ranks_below_its_successor() -> None:
+@played_by(simulate)
+async def test_a_backup_wrongly_declared_dead_ranks_below_its_successor(world: World) -> None:
     """Its owner continues under a new term: its copy must never win over what was acknowledged without it."""
-
-    async def scenario(world: World) -> None:
-        owning, backing = owner(world), backup(world)
-        before = exchange_of(owning).store.owned[0].term
-        world.part({backing.name: 1})
-        await until(world, lambda: exchange_of(owning).store.owned[0].term > before, within_s=7, what="a new term")
-        await asyncio.wait_for(push(owning, 1), BOUND_S)
-        assert exchange_of(owning).store.owned[0].term > before
-
-    simulate(scenario)
+    owning, backing = owner(world), backup(world)
+    before = exchange_of(owning).store.owned[0].term
+    world.part({backing.name: 1})
+    await until(world, lambda: exchange_of(owning).store.owned[0].term > before, within_s=7, what="a new term")
+    await asyncio.wait_for(push(owning, 1), BOUND_S)
+    assert exchange_of(owning).store.owned[0].term > before
 
 
 def stale(world: World) -> list[tuple[str, int]]:
@@ -290,66 +270,54 @@ def stale(world: World) -> list[tuple[str, int]]:
     ]
 
 
-def test_a_former_backup_asks_and_forgets() -> None:
+@played_by(simulate, nodes=3, shards=8, owners=0, settle_s=6.0)
+async def test_a_former_backup_asks_and_forgets(world: World) -> None:
     """Its owner chooses a nearer one, and tells it nothing: it asks, and drops its copy."""
-
-    async def scenario(world: World) -> None:
-        for number in range(3, 9):
-            await join(world, f"n{number}")
-        await until(world, lambda: bool(stale(world)), within_s=BOUND_S, what="a copy that nobody adds to")
-        await until(world, lambda: not stale(world), within_s=2 * BOUND_S, what="no such copy, and no more moves")
-        await until(world, lambda: logged(world), within_s=BOUND_S, what="everything in its place")
-
-    simulate(scenario, nodes=3, shards=8, owners=0, settle_s=6.0)
+    for number in range(3, 9):
+        await join(world, f"n{number}")
+    await until(world, lambda: bool(stale(world)), within_s=BOUND_S, what="a copy that nobody adds to")
+    await until(world, lambda: not stale(world), within_s=2 * BOUND_S, what="no such copy, and no more moves")
+    await until(world, lambda: logged(world), within_s=BOUND_S, what="everything in its place")
 
 
-def test_a_lesson_that_its_owner_gave_up_is_forgotten() -> None:
+@played_by(simulate)
+async def test_a_lesson_that_its_owner_gave_up_is_forgotten(world: World) -> None:
     """A learner's owner, whose term has risen since, chooses another backup. The learner asks, and stops waiting for a
     state that will never come."""
-
-    async def scenario(world: World) -> None:
-        owning = owner(world)
-        store, me = exchange_of(owning).store, owning.contact
-        learner = next(m for m in world.running() if m not in (owning, backup(world)))
-        attempt = store.promise(0).number
-        assert exchange_of(learner).store.begin_catch_up(0, store.owned[0].term, me, attempt)
-        store.drop_backup(0, me)
-        await until(world, lambda: store.owned[0].backup is not None, within_s=BOUND_S, what="a backup")
-        assert (learner.name, 0) in stale(world)
-        await until(world, lambda: not stale(world), within_s=BOUND_S, what="no learner without a sender")
-
-    simulate(scenario)
+    owning = owner(world)
+    store, me = exchange_of(owning).store, owning.contact
+    learner = next(m for m in world.running() if m not in (owning, backup(world)))
+    attempt = store.promise(0).number
+    assert exchange_of(learner).store.begin_catch_up(0, store.owned[0].term, me, attempt)
+    store.drop_backup(0, me)
+    await until(world, lambda: store.owned[0].backup is not None, within_s=BOUND_S, what="a backup")
+    assert (learner.name, 0) in stale(world)
+    await until(world, lambda: not stale(world), within_s=BOUND_S, what="no learner without a sender")
 
 
-def test_the_pair_of_a_side_that_lost_keeps_no_copy_that_looks_like_a_backups() -> None:
+@played_by(simulate, nodes=6)
+async def test_the_pair_of_a_side_that_lost_keeps_no_copy_that_looks_like_a_backups(world: World) -> None:
     """Owner and backup together on the side whose claim loses: both copies are offered to the winner, then they go."""
+    names = [owner(world).name, backup(world).name]
+    others = [member.name for member in world.running() if member.name not in names]
+    world.part(dict.fromkeys(names, 0) | dict.fromkeys(others, 1))
+    await asyncio.sleep(BOUND_S + 2.0)
+    await asyncio.gather(push(world.members[names[0]], 3), push(world.members[others[0]], 20))
+    world.heal()
+    await until(world, lambda: logged(world) and not stale(world), within_s=2 * BOUND_S, what="no stale copy")
 
-    async def scenario(world: World) -> None:
-        names = [owner(world).name, backup(world).name]
-        others = [member.name for member in world.running() if member.name not in names]
-        world.part(dict.fromkeys(names, 0) | dict.fromkeys(others, 1))
-        await asyncio.sleep(BOUND_S + 2.0)
-        await asyncio.gather(push(world.members[names[0]], 3), push(world.members[others[0]], 20))
-        world.heal()
-        await until(world, lambda: logged(world) and not stale(world), within_s=2 * BOUND_S, what="no stale copy")
-
-        assert value(world) == [23.0, 23.0]
-
-    simulate(scenario, nodes=6)
+    assert value(world) == [23.0, 23.0]
 
 
-def test_links_that_lose_and_double_requests_lose_and_double_no_delta() -> None:
+@played_by(simulate)
+async def test_links_that_lose_and_double_requests_lose_and_double_no_delta(world: World) -> None:
     """A tenth of all requests is lost, as many arrive twice, up to three seconds late."""
+    world.links = Links(loss=0.1, duplicate=0.1, slow=0.05)
+    pusher = bystander(world)
+    for step in range(1, 21):
+        await exchange_of(pusher).push(step, step - 1, 1.0, step * ONES)
+    await until(world, lambda: not exchange_of(pusher).outbox.steps, within_s=60, what="all are in")
+    world.links = Links()
+    await asyncio.sleep(5.0)
 
-    async def scenario(world: World) -> None:
-        world.links = Links(loss=0.1, duplicate=0.1, slow=0.05)
-        pusher = bystander(world)
-        for step in range(1, 21):
-            await exchange_of(pusher).push(step, step - 1, 1.0, step * ONES)
-        await until(world, lambda: not exchange_of(pusher).outbox.steps, within_s=60, what="all are in")
-        world.links = Links()
-        await asyncio.sleep(5.0)
-
-        assert value(world) == [210.0, 210.0]
-
-    simulate(scenario)
+    assert value(world) == [210.0, 210.0]

@@ -17,6 +17,7 @@ from p2pnode.training.exchange.messages import Forward, ForwardAnswer, Forwarded
 from p2pnode.training.exchange.ownership_messages import ShardList, TransferResult
 from p2pnode.training.exchange.swarm_view import LASTING_S
 from tests.harness.environment.simulated import InlineExecutor
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.exchange_story import (
     BOUND_S,
     ONES,
@@ -97,62 +98,55 @@ def test_what_the_owners_decode_is_all_that_a_push_takes_from_the_trainer(codec:
     simulate(scenario, nodes=3, values=64, codec=codec)
 
 
-def test_an_owner_that_answers_nothing_keeps_one_delta_and_the_others_go_back_to_the_trainer() -> None:
+@played_by(simulate, nodes=4)
+async def test_an_owner_that_answers_nothing_keeps_one_delta_and_the_others_go_back_to_the_trainer(
+    world: World,
+) -> None:
     """Each push waits for its deadline. The first delta was sent, so it stays, and is added once, however often it was
     sent; of the later ones no byte was sent, and they are given back."""
-
-    async def scenario(world: World) -> None:
-        to, member, returned = owner(world), bystander(world), []
-        with striking(world.unanswered, "push", sender=member, to=to):
-            for step in range(1, 5):
-                began_s = world.clock.monotonic()
-                report = await exchange_of(member).push(step, step - 1, 1.0, step * ONES)
-                assert world.clock.monotonic() - began_s == pytest.approx(PUSH_DEADLINE_S, abs=0.3)
-                returned.append(report.returned)
-        mine = tuple(shard for shard in range(2) if owner(world, shard) is to)
-        assert returned == [(), mine, mine, mine]
-        assert exchange_of(member).outbox.steps == [1]
-        assert exchange_of(member).outbox.shards == set(mine)
-        assert await exchange_of(member).flush(BOUND_S) == 0
-        assert [value(world)[shard] for shard in mine] == [1.0] * len(mine)
-        assert len(events(world, "push_unfinished")) == 4
-
-    simulate(scenario, nodes=4)
+    to, member, returned = owner(world), bystander(world), []
+    with striking(world.unanswered, "push", sender=member, to=to):
+        for step in range(1, 5):
+            began_s = world.clock.monotonic()
+            report = await exchange_of(member).push(step, step - 1, 1.0, step * ONES)
+            assert world.clock.monotonic() - began_s == pytest.approx(PUSH_DEADLINE_S, abs=0.3)
+            returned.append(report.returned)
+    mine = tuple(shard for shard in range(2) if owner(world, shard) is to)
+    assert returned == [(), mine, mine, mine]
+    assert exchange_of(member).outbox.steps == [1]
+    assert exchange_of(member).outbox.shards == set(mine)
+    assert await exchange_of(member).flush(BOUND_S) == 0
+    assert [value(world)[shard] for shard in mine] == [1.0] * len(mine)
+    assert len(events(world, "push_unfinished")) == 4
 
 
-def test_a_fault_of_this_node_drops_no_delta(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(simulate, nodes=4)
+async def test_a_fault_of_this_node_drops_no_delta(world: World, *, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is logged, and the delivery goes on: the owner may have added some of it."""
+    by_owner, faults = OwnerDirectory.by_owner, [KeyError("a fault"), KeyError("another")]
 
-    async def scenario(world: World) -> None:
-        by_owner, faults = OwnerDirectory.by_owner, [KeyError("a fault"), KeyError("another")]
+    def failing(*arguments: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return by_owner(*arguments)
 
-        def failing(*arguments: Any) -> Any:
-            if faults:
-                raise faults.pop()
-            return by_owner(*arguments)
-
-        monkeypatch.setattr(OwnerDirectory, "by_owner", failing)
-        await push(bystander(world), 1)
-        assert value(world) == [1.0, 1.0]
-        assert len(events(world, "exchange_service_failed")) == 2
-
-    simulate(scenario, nodes=4)
+    monkeypatch.setattr(OwnerDirectory, "by_owner", failing)
+    await push(bystander(world), 1)
+    assert value(world) == [1.0, 1.0]
+    assert len(events(world, "exchange_service_failed")) == 2
 
 
-def test_under_bsp_a_step_waits_for_its_owners() -> None:
+@played_by(simulate, nodes=4, synchronous=True)
+async def test_under_bsp_a_step_waits_for_its_owners(world: World) -> None:
     """Nothing is trained apart: a step is announced when all have it."""
-
-    async def scenario(world: World) -> None:
-        member = bystander(world)
-        with striking(world.rejected, "push", sender=member), pytest.raises(TimeoutError):
-            async with asyncio.timeout(20.0):
-                await exchange_of(member).push(1, 0, 1.0, ONES.copy())
-        assert not exchange_of(member).is_apart
-        assert await exchange_of(member).flush(BOUND_S) == 0
-        exchange_of(owner(world)).store.fold(0, 1)
-        assert value(world)[0] == 1.0
-
-    simulate(scenario, nodes=4, synchronous=True)
+    member = bystander(world)
+    with striking(world.rejected, "push", sender=member), pytest.raises(TimeoutError):
+        async with asyncio.timeout(20.0):
+            await exchange_of(member).push(1, 0, 1.0, ONES.copy())
+    assert not exchange_of(member).is_apart
+    assert await exchange_of(member).flush(BOUND_S) == 0
+    exchange_of(owner(world)).store.fold(0, 1)
+    assert value(world)[0] == 1.0
 
 
 @pytest.mark.parametrize("kind", ["sum", "population"])
@@ -263,67 +257,59 @@ def test_a_delta_that_is_sent_again_is_added_everywhere_with_the_weight_of_its_f
     simulate(scenario, nodes=4, shards=1, weight="population")
 
 
-def test_a_push_that_is_not_its_senders_or_does_not_fit_is_refused_with_the_reason() -> None:
+@played_by(simulate, nodes=4, shards=4, owners=2)
+async def test_a_push_that_is_not_its_senders_or_does_not_fit_is_refused_with_the_reason(world: World) -> None:
     """What came before a broken frame is added. A shard of another owner is redirected to it."""
+    to, member = owner(world), bystander(world)
+    mine = [shard for shard in range(4) if owner(world, shard) is to]
+    assert len(mine) > 1
+    node = member.contact.node_id
 
-    async def scenario(world: World) -> None:
-        to, member = owner(world), bystander(world)
-        mine = [shard for shard in range(4) if owner(world, shard) is to]
-        assert len(mine) > 1
-        node = member.contact.node_id
+    async def answered(message: Push, *shards: int, torn: int = 0) -> list[tuple[str, str]]:
+        body = [bytes(one) for shard in shards for one in frames(shard, np.ones(2, np.float32), "float32", Part.DELTA)]
+        if torn:
+            body[-1] = body[-1][:-torn]
+        found = await ask(member, to, "push", message, PushAnswer, body)
+        return [(result.status, result.reason) for result in found.results]
 
-        async def answered(message: Push, *shards: int, torn: int = 0) -> list[tuple[str, str]]:
-            body = [
-                bytes(one) for shard in shards for one in frames(shard, np.ones(2, np.float32), "float32", Part.DELTA)
-            ]
-            if torn:
-                body[-1] = body[-1][:-torn]
-            found = await ask(member, to, "push", message, PushAnswer, body)
-            return [(result.status, result.reason) for result in found.results]
-
-        other = Push(to.contact.node_id, 1, 1, 0, 1.0, mine[:1])
-        assert await answered(other, mine[0]) == [("refused", "not_yours")]
-        assert await answered(Push(node, 1, 1, 0, 1.0, [99]), 0) == [("refused", "shape")]
-        assert await answered(Push(node, 1, 1, 0, 1.0, mine[:2]), *mine[:2], torn=3) == [
-            ("ok", ""),
-            ("refused", "malformed"),
-        ]
-        theirs = next(shard for shard in range(4) if shard not in mine)
-        found = await ask(
-            member,
-            to,
-            "push",
-            Push(node, 1, 2, 1, 1.0, [theirs]),
-            PushAnswer,
-            [bytes(one) for one in frames(theirs, np.ones(2, np.float32), "float32", Part.DELTA)],
-        )
-        (result,) = found.results
-        assert (result.status, result.owner_info and result.owner_info.owner) == (
-            "redirect",
-            owner(world, theirs).contact.node_id,
-        )
-        assert [value(world)[shard] for shard in mine[:2]] == [1.0, 0.0]
-
-    simulate(scenario, nodes=4, shards=4, owners=2)
+    other = Push(to.contact.node_id, 1, 1, 0, 1.0, mine[:1])
+    assert await answered(other, mine[0]) == [("refused", "not_yours")]
+    assert await answered(Push(node, 1, 1, 0, 1.0, [99]), 0) == [("refused", "shape")]
+    assert await answered(Push(node, 1, 1, 0, 1.0, mine[:2]), *mine[:2], torn=3) == [
+        ("ok", ""),
+        ("refused", "malformed"),
+    ]
+    theirs = next(shard for shard in range(4) if shard not in mine)
+    found = await ask(
+        member,
+        to,
+        "push",
+        Push(node, 1, 2, 1, 1.0, [theirs]),
+        PushAnswer,
+        [bytes(one) for one in frames(theirs, np.ones(2, np.float32), "float32", Part.DELTA)],
+    )
+    (result,) = found.results
+    assert (result.status, result.owner_info and result.owner_info.owner) == (
+        "redirect",
+        owner(world, theirs).contact.node_id,
+    )
+    assert [value(world)[shard] for shard in mine[:2]] == [1.0, 0.0]
 
 
-def test_a_node_that_has_closed_adds_nothing_more() -> None:
+@played_by(simulate, nodes=1)
+async def test_a_node_that_has_closed_adds_nothing_more(world: World) -> None:
     """It knows that its states are complete, and its disk gets all of them."""
-
-    async def scenario(world: World) -> None:
-        exchange = exchange_of(owner(world))
-        await push(owner(world), 1)
-        assert not exchange.is_clean()
-        await exchange.close(1.0)
-        report = await exchange.push(2, 1, 1.0, ONES.copy())
-        assert (report.acknowledged, report.outstanding) == (0, 2)
-        assert exchange.is_clean()
-        assert [(shard, float(state.value[0])) for shard, _, state in exchange.store.states_to_save()] == [
-            (0, 1.0),
-            (1, 1.0),
-        ]
-
-    simulate(scenario, nodes=1)
+    exchange = exchange_of(owner(world))
+    await push(owner(world), 1)
+    assert not exchange.is_clean()
+    await exchange.close(1.0)
+    report = await exchange.push(2, 1, 1.0, ONES.copy())
+    assert (report.acknowledged, report.outstanding) == (0, 2)
+    assert exchange.is_clean()
+    assert [(shard, float(state.value[0])) for shard, _, state in exchange.store.states_to_save()] == [
+        (0, 1.0),
+        (1, 1.0),
+    ]
 
 
 def test_the_own_step_counts_in_the_median_and_an_owner_that_counts_otherwise_is_noted() -> None:
@@ -361,114 +347,96 @@ def test_the_own_step_counts_in_the_median_and_an_owner_that_counts_otherwise_is
     simulate(alone, nodes=1)
 
 
-def test_a_backup_that_dies_is_replaced_and_no_delta_is_added_without_one() -> None:
+@played_by(simulate, nodes=5, shards=1)
+async def test_a_backup_that_dies_is_replaced_and_no_delta_is_added_without_one(world: World) -> None:
     """The owner goes on under a higher term, with another node that has what was added."""
-
-    async def scenario(world: World) -> None:
-        former, member, term = backup(world), bystander(world), owned(world).term
-        world.kill(former.name)
-        pushing = asyncio.ensure_future(exchange_of(member).push(1, 0, 1.0, ONES.copy()))
-        await asyncio.sleep(1.0)
-        assert value(world) == [0.0]
-        await until(
-            world,
-            lambda: owned(world).backup not in (None, former.contact),
-            within_s=BOUND_S,
-            what="another backup",
-        )
-        await pushing
-        assert await exchange_of(member).flush(BOUND_S) == 0
-        assert owned(world).term > term
-        assert value(world) == [1.0]
-        await until(world, lambda: paired(world), within_s=BOUND_S, what="a backup with the same bits")
-
-    simulate(scenario, nodes=5, shards=1)
+    former, member, term = backup(world), bystander(world), owned(world).term
+    world.kill(former.name)
+    pushing = asyncio.ensure_future(exchange_of(member).push(1, 0, 1.0, ONES.copy()))
+    await asyncio.sleep(1.0)
+    assert value(world) == [0.0]
+    await until(
+        world,
+        lambda: owned(world).backup not in (None, former.contact),
+        within_s=BOUND_S,
+        what="another backup",
+    )
+    await pushing
+    assert await exchange_of(member).flush(BOUND_S) == 0
+    assert owned(world).term > term
+    assert value(world) == [1.0]
+    await until(world, lambda: paired(world), within_s=BOUND_S, what="a backup with the same bits")
 
 
-def test_a_backup_that_has_lost_the_shard_is_dropped_by_its_owner() -> None:
+@played_by(simulate, nodes=4, shards=1)
+async def test_a_backup_that_has_lost_the_shard_is_dropped_by_its_owner(world: World) -> None:
     """It answers that it backs up nothing, as after a restart that nobody has noticed: the owner looks for another."""
-
-    async def scenario(world: World) -> None:
-        del exchange_of(backup(world)).store.backed[0]
-        term = owned(world).term
-        await push(bystander(world), 1)
-        await until(world, lambda: owned(world).backup is not None and paired(world), within_s=BOUND_S, what="a pair")
-        assert owned(world).term > term
-        assert value(world) == [1.0]
-
-    simulate(scenario, nodes=4, shards=1)
+    del exchange_of(backup(world)).store.backed[0]
+    term = owned(world).term
+    await push(bystander(world), 1)
+    await until(world, lambda: owned(world).backup is not None and paired(world), within_s=BOUND_S, what="a pair")
+    assert owned(world).term > term
+    assert value(world) == [1.0]
 
 
-def test_a_backup_adds_its_own_delta_from_its_own_copy_and_asks_for_what_it_keeps_no_more() -> None:
+@played_by(simulate, nodes=4, shards=1)
+async def test_a_backup_adds_its_own_delta_from_its_own_copy_and_asks_for_what_it_keeps_no_more(world: World) -> None:
     """The forward of its delta has no array, whatever the codec."""
+    member, sizes = backup(world), list[int]()
+    carry = world.carry
 
-    async def scenario(world: World) -> None:
-        member, sizes = backup(world), list[int]()
-        carry = world.carry
+    def noted(source: Any, to: Any, name: str, payload: bytes, buffers: list[bytes], answer: Any) -> None:
+        if name == "forward" and to == member.contact:
+            sizes.append(sum(map(len, buffers)))
+        carry(source, to, name, payload, buffers, answer)
 
-        def noted(source: Any, to: Any, name: str, payload: bytes, buffers: list[bytes], answer: Any) -> None:
-            if name == "forward" and to == member.contact:
-                sizes.append(sum(map(len, buffers)))
-            carry(source, to, name, payload, buffers, answer)
-
-        world.carry = noted  # type: ignore[method-assign]
-        await push(member, 1)
-        assert sizes == [0]
-        sent = exchange_of(member).sent
-        find, sent.find = sent.find, lambda *_: None  # type: ignore[method-assign]
-        await push(member, 2)
-        assert [bool(size) for size in sizes] == [False, False, True]
-        sent.find = find  # type: ignore[method-assign]
-        assert paired(world)
-        assert value(world) == [3.0]
-
-    simulate(scenario, nodes=4, shards=1)
+    world.carry = noted  # type: ignore[method-assign]
+    await push(member, 1)
+    assert sizes == [0]
+    sent = exchange_of(member).sent
+    find, sent.find = sent.find, lambda *_: None  # type: ignore[method-assign]
+    await push(member, 2)
+    assert [bool(size) for size in sizes] == [False, False, True]
+    sent.find = find  # type: ignore[method-assign]
+    assert paired(world)
+    assert value(world) == [3.0]
 
 
-def test_values_out_of_range_reach_no_backup() -> None:
+@played_by(simulate, nodes=3, shards=1)
+async def test_values_out_of_range_reach_no_backup(world: World) -> None:
     """Whatever its owner has accepted: the copy stays one that training can go on from, and the nonsense is counted."""
-
-    async def scenario(world: World) -> None:
-        sender, to = owner(world), backup(world)
-        for bad in (3e38, np.inf, np.nan):
-            body = [bytes(one) for one in frames(0, np.full(VALUES, bad, np.float32), "float32", Part.DELTA)]
-            message = Forward(b"x" * 20, 1, 1, 1.0, False, [Forwarded(0, owned(world).term, 0)])
-            answer = await ask(sender, to, "forward", message, ForwardAnswer, body)
-            assert [result.status for result in answer.results] == ["unknown"]
-        assert paired(world)
-        assert [one.event for one in world.records if "range" in one.event] == ["forward_out_of_range"] * 3
-
-    simulate(scenario, nodes=3, shards=1)
+    sender, to = owner(world), backup(world)
+    for bad in (3e38, np.inf, np.nan):
+        body = [bytes(one) for one in frames(0, np.full(VALUES, bad, np.float32), "float32", Part.DELTA)]
+        message = Forward(b"x" * 20, 1, 1, 1.0, False, [Forwarded(0, owned(world).term, 0)])
+        answer = await ask(sender, to, "forward", message, ForwardAnswer, body)
+        assert [result.status for result in answer.results] == ["unknown"]
+    assert paired(world)
+    assert [one.event for one in world.records if "range" in one.event] == ["forward_out_of_range"] * 3
 
 
-def test_a_node_that_finds_an_owner_dead_waits_for_it_no_longer() -> None:
+@played_by(simulate, nodes=5)
+async def test_a_node_that_finds_an_owner_dead_waits_for_it_no_longer(world: World) -> None:
     """Its request ends when the failure detector has decided, and its shards are sent to who takes them over."""
-
-    async def scenario(world: World) -> None:
-        dead, member = owner(world), bystander(world)
-        await push(member, 1)
-        world.kill(dead.name)
-        began_s = world.clock.monotonic()
-        await exchange_of(member).push(2, 1, 1.0, 2 * ONES)
-        assert await exchange_of(member).flush(BOUND_S) == 0
-        assert world.clock.monotonic() - began_s <= BOUND_S
-        assert value(world) == [3.0, 3.0]
-        await until(world, lambda: logged(world), within_s=BOUND_S, what="pairs again")
-
-    simulate(scenario, nodes=5)
+    dead, member = owner(world), bystander(world)
+    await push(member, 1)
+    world.kill(dead.name)
+    began_s = world.clock.monotonic()
+    await exchange_of(member).push(2, 1, 1.0, 2 * ONES)
+    assert await exchange_of(member).flush(BOUND_S) == 0
+    assert world.clock.monotonic() - began_s <= BOUND_S
+    assert value(world) == [3.0, 3.0]
+    await until(world, lambda: logged(world), within_s=BOUND_S, what="pairs again")
 
 
-def test_who_asks_another_to_take_over_is_not_believed_that_the_owner_is_dead() -> None:
+@played_by(simulate, nodes=4, shards=1)
+async def test_who_asks_another_to_take_over_is_not_believed_that_the_owner_is_dead(world: World) -> None:
     """The shard waits for a survey, and its owner keeps it. The answer names that one."""
-
-    async def scenario(world: World) -> None:
-        member, to, owning = bystander(world), backup(world), owner(world)
-        answer = await ask(member, to, "request_takeover", ShardList([0, 99]), TransferResult)
-        assert answer.taken == [0]
-        assert [info.owner for info in answer.others] == [owning.contact.node_id]
-        await asyncio.sleep(3.0)
-        assert owner(world) is owning
-        with pytest.raises(TransportError):
-            await ask(member, to, "no_such_request", ShardList([0]), TransferResult)
-
-    simulate(scenario, nodes=4, shards=1)
+    member, to, owning = bystander(world), backup(world), owner(world)
+    answer = await ask(member, to, "request_takeover", ShardList([0, 99]), TransferResult)
+    assert answer.taken == [0]
+    assert [info.owner for info in answer.others] == [owning.contact.node_id]
+    await asyncio.sleep(3.0)
+    assert owner(world) is owning
+    with pytest.raises(TransportError):
+        await ask(member, to, "no_such_request", ShardList([0]), TransferResult)

@@ -14,6 +14,7 @@ from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer,
 from p2pnode.training.exchange.ownership_messages import ReplicasAnswer, ShardList
 from p2pnode.training.exchange.terms import ZERO_TERM, Fence, Term
 from tests.harness.environment.simulated import InlineExecutor
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.exchange_story import (
     BOUND_S,
     ONES,
@@ -38,7 +39,10 @@ from tests.harness.swarms.exchange_swarm import Links, World
 # -- a step -----------------------------------------------------------------------------------------------------------
 
 
-def test_only_what_has_changed_is_sent_and_each_version_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(simulate, nodes=6, shards=4, owners=2, pull_codec="bfloat16")
+async def test_only_what_has_changed_is_sent_and_each_version_is_encoded_once(
+    world: World, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second pull brings nothing, one after a delta brings everything, whoever asks."""
     encoded: list[str] = []
     encode = codecs.encode
@@ -48,104 +52,88 @@ def test_only_what_has_changed_is_sent_and_each_version_is_encoded_once(monkeypa
         return encode(values, codec)
 
     monkeypatch.setattr(codecs, "encode", counted)
-
-    async def scenario(world: World) -> None:
-        owners = {owner(world, shard).name for shard in range(4)}
-        pullers = [one for one in world.running() if one.name not in owners]
-        assert len(pullers) >= 2
-        await push(pullers[0], 1)
-        for step in (1, 2):
-            encoded.clear()
-            for one in pullers:
-                report = await exchange_of(one).pull(step)
-                assert (report.changed, report.unchanged, report.missing) == (4, [], [])
-                assert exchange_of(one).replica.vector.tolist() == model(world).tolist()
-                assert len((await exchange_of(one).pull(step)).unchanged) == 4
-            assert encoded == ["bfloat16"] * 4
-            await push(pullers[1], step + 1)
-
-    simulate(scenario, nodes=6, shards=4, owners=2, pull_codec="bfloat16")
+    owners = {owner(world, shard).name for shard in range(4)}
+    pullers = [one for one in world.running() if one.name not in owners]
+    assert len(pullers) >= 2
+    await push(pullers[0], 1)
+    for step in (1, 2):
+        encoded.clear()
+        for one in pullers:
+            report = await exchange_of(one).pull(step)
+            assert (report.changed, report.unchanged, report.missing) == (4, [], [])
+            assert exchange_of(one).replica.vector.tolist() == model(world).tolist()
+            assert len((await exchange_of(one).pull(step)).unchanged) == 4
+        assert encoded == ["bfloat16"] * 4
+        await push(pullers[1], step + 1)
 
 
-def test_of_broken_answers_whole_shards_are_kept_and_no_more_is_sent_again() -> None:
+@played_by(simulate, nodes=4, shards=16, values=32, owners=3, pull_codec="float32")
+async def test_of_broken_answers_whole_shards_are_kept_and_no_more_is_sent_again(world: World) -> None:
     """Each body is cut somewhere. What has arrived is not asked for again."""
-
-    async def scenario(world: World) -> None:
-        puller = next(one for one in world.running() if len(exchange_of(one).store.owned) < 4)
-        await push(puller, 1)
-        others = [shard for shard in range(16) if owner(world, shard) is not puller]
-        before = exchange_of(puller).counters.bytes_received
-        world.links = Links(torn=1.0)
-        for step in range(1, 20):
-            if not (await exchange_of(puller).pull(step)).missing:
-                break
-        assert exchange_of(puller).replica.vector.tolist() == [1.0] * 32
-        assert exchange_of(puller).counters.bytes_received - before == len(others) * 2 * 4
-
-    simulate(scenario, nodes=4, shards=16, values=32, owners=3, pull_codec="float32")
+    puller = next(one for one in world.running() if len(exchange_of(one).store.owned) < 4)
+    await push(puller, 1)
+    others = [shard for shard in range(16) if owner(world, shard) is not puller]
+    before = exchange_of(puller).counters.bytes_received
+    world.links = Links(torn=1.0)
+    for step in range(1, 20):
+        if not (await exchange_of(puller).pull(step)).missing:
+            break
+    assert exchange_of(puller).replica.vector.tolist() == [1.0] * 32
+    assert exchange_of(puller).counters.bytes_received - before == len(others) * 2 * 4
 
 
-def test_a_pull_lasts_as_long_as_shards_come() -> None:
+@played_by(simulate, nodes=4, shards=16, values=32, pull_codec="float32")
+async def test_a_pull_lasts_as_long_as_shards_come(world: World) -> None:
     """Attempts of two seconds each bring two of sixteen shards: together they last longer than the silence that would
     end the pull."""
+    puller = bystander(world)
+    await push(puller, 1)
+    world.links = Links(delay_s=(0.9, 0.9))
 
-    async def scenario(world: World) -> None:
-        puller = bystander(world)
-        await push(puller, 1)
-        world.links = Links(delay_s=(0.9, 0.9))
+    def cut(buffers: list[bytes]) -> bool:
+        is_cut = len(buffers) > 4
+        del buffers[4:]
+        return is_cut
 
-        def cut(buffers: list[bytes]) -> bool:
-            is_cut = len(buffers) > 4
-            del buffers[4:]
-            return is_cut
-
-        world.tear = cut  # type: ignore[method-assign]
-        began_s = world.clock.monotonic()
-        assert (await exchange_of(puller).pull(1)).missing == []
-        assert world.clock.monotonic() - began_s > 8 * 1.8 - 0.1
-
-    simulate(scenario, nodes=4, shards=16, values=32, pull_codec="float32")
+    world.tear = cut  # type: ignore[method-assign]
+    began_s = world.clock.monotonic()
+    assert (await exchange_of(puller).pull(1)).missing == []
+    assert world.clock.monotonic() - began_s > 8 * 1.8 - 0.1
 
 
-def test_a_step_goes_on_with_what_it_has_where_an_owner_serves_nothing() -> None:
+@played_by(simulate, nodes=4, pull_codec="float32")
+async def test_a_step_goes_on_with_what_it_has_where_an_owner_serves_nothing(world: World) -> None:
     """Its pull ends after the deadline. Only a joiner is sent copies of other nodes, which may lack the last deltas."""
-
-    async def scenario(world: World) -> None:
-        to, puller = owner(world), bystander(world)
-        mine = [shard for shard in range(2) if owner(world, shard) is to]
-        await push(puller, 1)
-        await exchange_of(puller).pull(1)
-        await push(puller, 2)
-        with striking(world.unanswered, "pull", to=to):
-            began_s = world.clock.monotonic()
-            report = await exchange_of(puller).pull(2)
-            assert 5.0 <= world.clock.monotonic() - began_s < 6.0
-        assert report.missing == mine
-        assert [exchange_of(puller).replica.slice_of(shard)[0] for shard in mine] == [1.0] * len(mine)
-        (unfinished,) = events(world, "pull_unfinished")
-        assert unfinished.fields["shards"] == len(mine)
-        assert (await exchange_of(puller).pull(3)).missing == []
-
-    simulate(scenario, nodes=4, pull_codec="float32")
+    to, puller = owner(world), bystander(world)
+    mine = [shard for shard in range(2) if owner(world, shard) is to]
+    await push(puller, 1)
+    await exchange_of(puller).pull(1)
+    await push(puller, 2)
+    with striking(world.unanswered, "pull", to=to):
+        began_s = world.clock.monotonic()
+        report = await exchange_of(puller).pull(2)
+        assert 5.0 <= world.clock.monotonic() - began_s < 6.0
+    assert report.missing == mine
+    assert [exchange_of(puller).replica.slice_of(shard)[0] for shard in mine] == [1.0] * len(mine)
+    (unfinished,) = events(world, "pull_unfinished")
+    assert unfinished.fields["shards"] == len(mine)
+    assert (await exchange_of(puller).pull(3)).missing == []
 
 
-def test_a_value_of_a_take_over_ranks_as_the_copy_that_it_began_with() -> None:
+@played_by(simulate, nodes=4, shards=1, pull_codec="float32", replicas=1)
+async def test_a_value_of_a_take_over_ranks_as_the_copy_that_it_began_with(world: World) -> None:
     """A replica of it must not rank above a copy of the pair of before, on another disk."""
-
-    async def scenario(world: World) -> None:
-        puller, former = bystander(world), owned(world).term
-        await push(puller, 1)
-        copy = backup(world)
-        world.kill(owner(world).name)
-        await until(world, lambda: 0 in exchange_of(copy).store.owned, within_s=BOUND_S, what="a take-over")
-        assert (await exchange_of(puller).pull(2)).missing == []
-        term, _ = exchange_of(puller).replica.version_of(0)
-        assert former <= term < owned(world).term
-        await push(puller, 3)
-        await exchange_of(puller).pull(3)
-        assert exchange_of(puller).replica.version_of(0)[0] == owned(world).term
-
-    simulate(scenario, nodes=4, shards=1, pull_codec="float32", replicas=1)
+    puller, former = bystander(world), owned(world).term
+    await push(puller, 1)
+    copy = backup(world)
+    world.kill(owner(world).name)
+    await until(world, lambda: 0 in exchange_of(copy).store.owned, within_s=BOUND_S, what="a take-over")
+    assert (await exchange_of(puller).pull(2)).missing == []
+    term, _ = exchange_of(puller).replica.version_of(0)
+    assert former <= term < owned(world).term
+    await push(puller, 3)
+    await exchange_of(puller).pull(3)
+    assert exchange_of(puller).replica.version_of(0)[0] == owned(world).term
 
 
 # -- publications -----------------------------------------------------------------------------------------------------
@@ -227,22 +215,19 @@ def test_while_whole_values_are_chosen_a_publication_rests(monkeypatch: pytest.M
 # -- a joiner ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_joiner_takes_from_others_what_an_owner_does_not_send() -> None:
+@played_by(simulate, nodes=4, pull_codec="float32")
+async def test_a_joiner_takes_from_others_what_an_owner_does_not_send(world: World) -> None:
     """From the backup or a replica; as old copies, so that the next pull brings the owner's own."""
-
-    async def scenario(world: World) -> None:
-        await push(bystander(world), 1)
-        for one in world.running():
-            await exchange_of(one).pull(1)
-        with striking(world.unanswered, "pull", to=owner(world)):
-            joiner = await asyncio.wait_for(join(world, "late"), 60.0)
-        assert exchange_of(joiner).replica.vector.tolist() == [1.0] * 8
-        mine = [shard for shard in range(2) if owner(world, shard) is owner(world)]
-        assert [exchange_of(joiner).replica.version_of(shard)[1] for shard in mine] == [0] * len(mine)
-        report = await exchange_of(joiner).pull(2)
-        assert report.changed == len(mine)
-
-    simulate(scenario, nodes=4, pull_codec="float32")
+    await push(bystander(world), 1)
+    for one in world.running():
+        await exchange_of(one).pull(1)
+    with striking(world.unanswered, "pull", to=owner(world)):
+        joiner = await asyncio.wait_for(join(world, "late"), 60.0)
+    assert exchange_of(joiner).replica.vector.tolist() == [1.0] * 8
+    mine = [shard for shard in range(2) if owner(world, shard) is owner(world)]
+    assert [exchange_of(joiner).replica.version_of(shard)[1] for shard in mine] == [0] * len(mine)
+    report = await exchange_of(joiner).pull(2)
+    assert report.changed == len(mine)
 
 
 @pytest.mark.parametrize("codec", ["float32", "int8"])
@@ -264,60 +249,54 @@ def test_a_joiner_gets_every_bit_over_a_line_that_breaks(codec: str) -> None:
     simulate(scenario, nodes=4, pull_codec=codec)
 
 
-def test_a_joiner_that_its_first_peer_does_not_answer_is_told_so() -> None:
+@played_by(simulate, nodes=4)
+async def test_a_joiner_that_its_first_peer_does_not_answer_is_told_so(world: World) -> None:
     """It asks another one, and learns all owners from it."""
-
-    async def scenario(world: World) -> None:
-        with striking(world.rejected, "where_is"), pytest.raises(TransportError):
-            await join(world, "late")
-        late, other = world.members["late"], bystander(world)
-        await exchange_of(late).directory.learn_all(other.contact)
-        groups, unknown = exchange_of(late).directory.by_owner(range(2))
-        assert {one.node_id: theirs for one, theirs in groups} == {
-            owner(world, shard).contact.node_id: [s for s in range(2) if owner(world, s) is owner(world, shard)]
-            for shard in range(2)
-        }
-        assert unknown == []
-
-    simulate(scenario, nodes=4)
+    with striking(world.rejected, "where_is"), pytest.raises(TransportError):
+        await join(world, "late")
+    late, other = world.members["late"], bystander(world)
+    await exchange_of(late).directory.learn_all(other.contact)
+    groups, unknown = exchange_of(late).directory.by_owner(range(2))
+    assert {one.node_id: theirs for one, theirs in groups} == {
+        owner(world, shard).contact.node_id: [s for s in range(2) if owner(world, s) is owner(world, shard)]
+        for shard in range(2)
+    }
+    assert unknown == []
 
 
 # -- what nodes tell each other --------------------------------------------------------------------------------------
 
 
-def test_a_node_answers_with_what_it_has_and_names_the_owner_of_the_rest() -> None:
+@played_by(simulate, nodes=4, shards=1)
+async def test_a_node_answers_with_what_it_has_and_names_the_owner_of_the_rest(world: World) -> None:
     """Pulls, searches for owners, surveys. A fence that nobody owns is raised above by the owner that hears of it."""
+    member, copy, to = bystander(world), backup(world), owner(world)
+    await push(member, 1)
+    node = to.contact.node_id
 
-    async def scenario(world: World) -> None:
-        member, copy, to = bystander(world), backup(world), owner(world)
-        await push(member, 1)
-        node = to.contact.node_id
+    async def pulled(one: Any, *, takes_copies: bool = False) -> tuple[str, bytes | None]:
+        message = Pull(1, "float32", [Wanted(0, ZERO_TERM, 0)], [], takes_copies)
+        (result,) = (await ask(member, one, "pull", message, PullAnswer)).results
+        return result.status, result.owner_info and result.owner_info.owner
 
-        async def pulled(one: Any, *, takes_copies: bool = False) -> tuple[str, bytes | None]:
-            message = Pull(1, "float32", [Wanted(0, ZERO_TERM, 0)], [], takes_copies)
-            (result,) = (await ask(member, one, "pull", message, PullAnswer)).results
-            return result.status, result.owner_info and result.owner_info.owner
+    assert await pulled(to) == ("value", None)
+    assert await pulled(copy) == ("redirect", node)
+    assert await pulled(copy, takes_copies=True) == ("copy", None)
 
-        assert await pulled(to) == ("value", None)
-        assert await pulled(copy) == ("redirect", node)
-        assert await pulled(copy, takes_copies=True) == ("copy", None)
+    survey = ShardList([0, 99])
+    roles = {}
+    for one in (to, copy, member):
+        answer = await ask(member, one, "query_replicas", survey, ReplicasAnswer)
+        roles[one.name] = [status.role for status in answer.statuses]
+    assert roles == {to.name: ["owner"], copy.name: ["backup"], member.name: ["replica"]}
 
-        survey = ShardList([0, 99])
-        roles = {}
-        for one in (to, copy, member):
-            answer = await ask(member, one, "query_replicas", survey, ReplicasAnswer)
-            roles[one.name] = [status.role for status in answer.statuses]
-        assert roles == {to.name: ["owner"], copy.name: ["backup"], member.name: ["replica"]}
-
-        term = owned(world).term
-        question = LocateOwners([0], [], [Fence(0, Term(term.number + 7, b"z" * 20))])
-        answer = await ask(member, to, "where_is", question, LocateOwnersAnswer)
-        assert [info.owner for info in answer.known] == [node]
-        await until(world, lambda: owned(world).term.number > term.number + 7, within_s=5.0, what="a higher term")
-        assert owner(world) is to
-        assert value(world) == [1.0]
-
-    simulate(scenario, nodes=4, shards=1)
+    term = owned(world).term
+    question = LocateOwners([0], [], [Fence(0, Term(term.number + 7, b"z" * 20))])
+    answer = await ask(member, to, "where_is", question, LocateOwnersAnswer)
+    assert [info.owner for info in answer.known] == [node]
+    await until(world, lambda: owned(world).term.number > term.number + 7, within_s=5.0, what="a higher term")
+    assert owner(world) is to
+    assert value(world) == [1.0]
 
 
 # -- the end of a run -------------------------------------------------------------------------------------------------
@@ -351,27 +330,24 @@ def test_all_nodes_get_the_same_final_bits_which_the_backups_have_too(synchronou
     simulate(scenario, nodes=4, synchronous=synchronous)
 
 
-def test_a_final_value_waits_for_the_backup_and_for_a_delta_that_comes_meanwhile() -> None:
+@played_by(simulate, nodes=3, shards=1)
+async def test_a_final_value_waits_for_the_backup_and_for_a_delta_that_comes_meanwhile(world: World) -> None:
     """A backup that does not answer keeps its place, for it may have the same bits: who asks is told to wait."""
-
-    async def scenario(world: World) -> None:
-        await push(bystander(world), 1)
-        copy, term = backup(world), owned(world).term
-        with striking(world.unanswered, "compare"):
-            assert (await exchange_of(bystander(world)).pull_final(1, 5.0)).missing == [0]
-        assert (backup(world), owned(world).term) == (copy, term)
-        pulling = asyncio.ensure_future(exchange_of(bystander(world)).pull_final(2, 30.0))
-        await exchange_of(owner(world)).push(2, 1, 1.0, ONES.copy())
-        assert (await pulling).missing == []
-        await exchange_of(bystander(world)).pull_final(2, 30.0)
-        assert exchange_of(bystander(world)).replica.vector.tolist() == [2.0] * 8
-        final, mine = exchange_of(owner(world)).final_values, owned(world)
-        assert final.is_final(0)
-        mine.moving = True  # it is about to change
-        assert not final.is_final(0)
-        assert not exchange_of(bystander(world)).final_values.is_final(0)
-
-    simulate(scenario, nodes=3, shards=1)
+    await push(bystander(world), 1)
+    copy, term = backup(world), owned(world).term
+    with striking(world.unanswered, "compare"):
+        assert (await exchange_of(bystander(world)).pull_final(1, 5.0)).missing == [0]
+    assert (backup(world), owned(world).term) == (copy, term)
+    pulling = asyncio.ensure_future(exchange_of(bystander(world)).pull_final(2, 30.0))
+    await exchange_of(owner(world)).push(2, 1, 1.0, ONES.copy())
+    assert (await pulling).missing == []
+    await exchange_of(bystander(world)).pull_final(2, 30.0)
+    assert exchange_of(bystander(world)).replica.vector.tolist() == [2.0] * 8
+    final, mine = exchange_of(owner(world)).final_values, owned(world)
+    assert final.is_final(0)
+    mine.moving = True  # it is about to change
+    assert not final.is_final(0)
+    assert not exchange_of(bystander(world)).final_values.is_final(0)
 
 
 def test_without_a_backup_a_value_is_final_where_nobody_could_be_one() -> None:
@@ -390,24 +366,21 @@ def test_without_a_backup_a_value_is_final_where_nobody_could_be_one() -> None:
     simulate(with_others, nodes=3, shards=1)
 
 
-def test_all_nodes_take_the_buffers_of_one_owner_which_its_backup_keeps() -> None:
+@played_by(simulate, nodes=4, shards=1)
+async def test_all_nodes_take_the_buffers_of_one_owner_which_its_backup_keeps(world: World) -> None:
     """Those that it has named first, also when it dies: its backup names the same. Nobody names any before."""
+    first, copy = owner(world), backup(world)
+    others = [one for one in world.running() if one is not first]
 
-    async def scenario(world: World) -> None:
-        first, copy = owner(world), backup(world)
-        others = [one for one in world.running() if one is not first]
+    async def agreed(one: Any, timeout_s: float = BOUND_S) -> bytes | None:
+        return await exchange_of(one).final_values.agree_on_buffers(one.name.encode(), timeout_s)
 
-        async def agreed(one: Any, timeout_s: float = BOUND_S) -> bytes | None:
-            return await exchange_of(one).final_values.agree_on_buffers(one.name.encode(), timeout_s)
-
-        began_s = world.clock.monotonic()
-        assert await agreed(others[0], 3.0) is None
-        assert world.clock.monotonic() - began_s == pytest.approx(3.0)
-        with striking(world.unanswered, "final_buffers", to=copy):
-            assert await agreed(first, 2.0) is None
-        assert await agreed(first) == first.name.encode()
-        world.kill(first.name)
-        found = await asyncio.gather(*(agreed(one, 2 * BOUND_S) for one in others))
-        assert set(found) == {first.name.encode()}
-
-    simulate(scenario, nodes=4, shards=1)
+    began_s = world.clock.monotonic()
+    assert await agreed(others[0], 3.0) is None
+    assert world.clock.monotonic() - began_s == pytest.approx(3.0)
+    with striking(world.unanswered, "final_buffers", to=copy):
+        assert await agreed(first, 2.0) is None
+    assert await agreed(first) == first.name.encode()
+    world.kill(first.name)
+    found = await asyncio.gather(*(agreed(one, 2 * BOUND_S) for one in others))
+    assert set(found) == {first.name.encode()}

@@ -23,6 +23,7 @@ from p2pnode.training.exchange.messages import (
 )
 from p2pnode.training.exchange.peer_score import IGNORED_S, UNANSWERED, UNREACHED_S
 from p2pnode.training.exchange.terms import ZERO_TERM
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.exchange_overlay import chunks
 from tests.harness.swarms.exchange_story import (
     BOUND_S,
@@ -45,48 +46,42 @@ ASK = LocateOwners([], [])
 PULL = Pull(0, "float32", [Wanted(0, ZERO_TERM, 0)])
 
 
-def test_two_members_with_a_hole_between_them_exchange_deltas_by_way_of_a_third() -> None:
+@played_by(simulate, nodes=5, shards=1)
+async def test_two_members_with_a_hole_between_them_exchange_deltas_by_way_of_a_third(world: World) -> None:
     """Requests to the owner do not arrive. Nobody is replaced, each delta is added once, and the detour ends with
     the hole."""
+    owning, member = owner(world), bystander(world)
+    term = exchange_of(owning).store.owned[0].term
+    world.cut(member.name, owning.name)
+    await exchange_of(member).push(1, 0, 1.0, ONES.copy())
+    assert await exchange_of(member).flush(30.0) == 0
+    assert value(world) == [1.0]
+    assert exchange_of(member).view.score.relay(owning.contact.node_id)
+    assert not exchange_of(member).view.is_gone(owning.contact.node_id)
+    assert (await exchange_of(member).pull(1)).missing == []
+    assert (owner(world), exchange_of(owning).store.owned[0].term) == (owning, term)
+    (found, *_) = events(world, "route_found")
+    assert found.fields["reason"]
 
-    async def scenario(world: World) -> None:
-        owning, member = owner(world), bystander(world)
-        term = exchange_of(owning).store.owned[0].term
-        world.cut(member.name, owning.name)
-        await exchange_of(member).push(1, 0, 1.0, ONES.copy())
-        assert await exchange_of(member).flush(30.0) == 0
-        assert value(world) == [1.0]
-        assert exchange_of(member).view.score.relay(owning.contact.node_id)
-        assert not exchange_of(member).view.is_gone(owning.contact.node_id)
-        assert (await exchange_of(member).pull(1)).missing == []
-        assert (owner(world), exchange_of(owning).store.owned[0].term) == (owning, term)
-        (found, *_) = events(world, "route_found")
-        assert found.fields["reason"]
-
-        world.heal()
-        await until(
-            world,
-            lambda: not exchange_of(member).view.score.unreached(),
-            within_s=90.0,
-            what="direct requests",
-        )
-
-    simulate(scenario, nodes=5, shards=1)
+    world.heal()
+    await until(
+        world,
+        lambda: not exchange_of(member).view.score.unreached(),
+        within_s=90.0,
+        what="direct requests",
+    )
 
 
-def test_a_hole_between_owner_and_backup_costs_no_delta() -> None:
+@played_by(simulate, nodes=5, shards=1)
+async def test_a_hole_between_owner_and_backup_costs_no_delta(world: World) -> None:
     """Whichever way it ends, with a relay or with another backup: there is one owner, and a pair with the same bits."""
-
-    async def scenario(world: World) -> None:
-        member = bystander(world)
-        world.cut(owner(world).name, backup(world).name)
-        for step in range(1, 6):
-            await exchange_of(member).push(step, step - 1, 1.0, ONES.copy())
-        assert await exchange_of(member).flush(30.0) == 0
-        assert value(world) == [5.0]
-        await until(world, lambda: logged(world) and paired(world), within_s=2 * BOUND_S, what="a pair")
-
-    simulate(scenario, nodes=5, shards=1)
+    member = bystander(world)
+    world.cut(owner(world).name, backup(world).name)
+    for step in range(1, 6):
+        await exchange_of(member).push(step, step - 1, 1.0, ONES.copy())
+    assert await exchange_of(member).flush(30.0) == 0
+    assert value(world) == [5.0]
+    await until(world, lambda: logged(world) and paired(world), within_s=2 * BOUND_S, what="a pair")
 
 
 async def relayed(relay: Member, sender: Member, target: Member, name: str, message: Any = ASK) -> tuple[bytes, int]:
@@ -98,183 +93,167 @@ async def relayed(relay: Member, sender: Member, target: Member, name: str, mess
         return answer.head, sum([len(buffer) async for buffer in answer.body])
 
 
-def test_a_relay_passes_a_request_on_as_its_senders_own_and_its_failures_are_those_of_the_receiver() -> None:
+@played_by(simulate, nodes=4, shards=1)
+async def test_a_relay_passes_a_request_on_as_its_senders_own_and_its_failures_are_those_of_the_receiver(
+    world: World,
+) -> None:
     """Both bodies arrive. A rejection is an answer of the receiver. A relay that fails is used no more, and one that is
     not reached is named; a request ends with its relay."""
+    target = owner(world)
+    sender, relay = world.running()[-2:]
+    score = exchange_of(sender).view.score
+    seen: list[tuple[str, str, str]] = []
+    world.observers.append(lambda source, to, name, _payload: seen.append((source, to, name)))
+    head, size = await relayed(relay, sender, target, "pull", PULL)
+    assert [one.status for one in decode(head, PullAnswer).results] == ["value"]
+    assert size > 16
+    assert (sender.name, relay.name, "indirect") in seen
+    assert (sender.name, target.name, "pull") not in seen
 
-    async def scenario(world: World) -> None:
-        target = owner(world)
-        sender, relay = world.running()[-2:]
-        score = exchange_of(sender).view.score
-        seen: list[tuple[str, str, str]] = []
-        world.observers.append(lambda source, to, name, _payload: seen.append((source, to, name)))
-        head, size = await relayed(relay, sender, target, "pull", PULL)
-        assert [one.status for one in decode(head, PullAnswer).results] == ["value"]
-        assert size > 16
-        assert (sender.name, relay.name, "indirect") in seen
-        assert (sender.name, target.name, "pull") not in seen
-
-        with pytest.raises(TransportError) as caught:
-            await relayed(relay, sender, target, "no_such")
-        assert caught.value.is_not_served
-        assert score.relay(target.contact.node_id) == relay.contact.node_id
-        waiting = asyncio.ensure_future(relayed(relay, sender, target, "where_is"))
-        with striking(world.unanswered, "indirect"):
-            await asyncio.sleep(0.5)
-            exchange_of(sender).rpc.found_dead(relay.contact.node_id)
-            with pytest.raises(TransportError, match="was found dead"):
-                await waiting
-        world.cut(relay.name, target.name)
-        with pytest.raises(TransportError) as caught:
-            await relayed(relay, sender, target, "where_is")
-        assert (caught.value.kind, caught.value.address) == ("timeout", target.contact.address)
-        assert score.relay(target.contact.node_id) == b""
-        world.cut(sender.name, relay.name)
-        with pytest.raises(TransportError, match=f"by way of {relay.contact.address}"):
-            await relayed(relay, sender, target, "where_is")
-
-    simulate(scenario, nodes=4, shards=1)
+    with pytest.raises(TransportError) as caught:
+        await relayed(relay, sender, target, "no_such")
+    assert caught.value.is_not_served
+    assert score.relay(target.contact.node_id) == relay.contact.node_id
+    waiting = asyncio.ensure_future(relayed(relay, sender, target, "where_is"))
+    with striking(world.unanswered, "indirect"):
+        await asyncio.sleep(0.5)
+        exchange_of(sender).rpc.found_dead(relay.contact.node_id)
+        with pytest.raises(TransportError, match="was found dead"):
+            await waiting
+    world.cut(relay.name, target.name)
+    with pytest.raises(TransportError) as caught:
+        await relayed(relay, sender, target, "where_is")
+    assert (caught.value.kind, caught.value.address) == ("timeout", target.contact.address)
+    assert score.relay(target.contact.node_id) == b""
+    world.cut(sender.name, relay.name)
+    with pytest.raises(TransportError, match=f"by way of {relay.contact.address}"):
+        await relayed(relay, sender, target, "where_is")
 
 
-def test_an_answer_that_breaks_on_its_way_through_a_relay_never_looks_complete() -> None:
+@played_by(simulate, nodes=4, shards=1)
+async def test_an_answer_that_breaks_on_its_way_through_a_relay_never_looks_complete(world: World) -> None:
     """And the request of nobody, of another swarm, or one that was passed on already is refused: it cannot go in a
     circle."""
+    target = owner(world)
+    sender, relay = world.running()[-2:]
+    world.links = Links(torn=1.0)
+    for _ in range(3):
+        with pytest.raises(TransportError):
+            await relayed(relay, sender, target, "pull", PULL)
+    world.links = Links()
 
-    async def scenario(world: World) -> None:
-        target = owner(world)
-        sender, relay = world.running()[-2:]
-        world.links = Links(torn=1.0)
-        for _ in range(3):
-            with pytest.raises(TransportError):
-                await relayed(relay, sender, target, "pull", PULL)
-        world.links = Links()
+    async def refusal(payload: bytes) -> str:
+        assert relay.overlay is not None
+        with pytest.raises(RequestRejected) as caught:
+            await relay.overlay.handlers["indirect"](sender.contact, payload, chunks([]))
+        return str(caught.value)
 
-        async def refusal(payload: bytes) -> str:
-            assert relay.overlay is not None
-            with pytest.raises(RequestRejected) as caught:
-                await relay.overlay.handlers["indirect"](sender.contact, payload, chunks([]))
-            return str(caught.value)
-
-        there, here, origin = target.contact, relay.contact, sender.contact
-        passed = Indirect(there.node_id, *there.address, "where_is", 1000, b"", b"x" * 20, *origin.address)
-        assert "passed on already" in await refusal(encode(passed))
-        nobody = Indirect(here.node_id, *here.address, "x", 1, b"", b"", "?")
-        for bad in (b"", b"\x93nonsense", encode(nobody)):
-            assert "malformed Indirect" in await refusal(bad)
-        foreign = b"other" * 4 + encode(ASK)
-        inner = Indirect(here.node_id, *here.address, "where_is", 1000, foreign, origin.node_id, *origin.address)
-        assert "another swarm" in await refusal(encode(inner))
-
-    simulate(scenario, nodes=4, shards=1)
+    there, here, origin = target.contact, relay.contact, sender.contact
+    passed = Indirect(there.node_id, *there.address, "where_is", 1000, b"", b"x" * 20, *origin.address)
+    assert "passed on already" in await refusal(encode(passed))
+    nobody = Indirect(here.node_id, *here.address, "x", 1, b"", b"", "?")
+    for bad in (b"", b"\x93nonsense", encode(nobody)):
+        assert "malformed Indirect" in await refusal(bad)
+    foreign = b"other" * 4 + encode(ASK)
+    inner = Indirect(here.node_id, *here.address, "where_is", 1000, foreign, origin.node_id, *origin.address)
+    assert "another swarm" in await refusal(encode(inner))
 
 
-def test_a_node_of_another_swarm_is_asked_nothing_for_a_while() -> None:
+@played_by(simulate, nodes=4)
+async def test_a_node_of_another_swarm_is_asked_nothing_for_a_while(world: World) -> None:
     """Its own requests are rejected each time, with the reason; malformed ones too, but their sender stays a member."""
+    sender, to = world.running()[1:3]
+    score = exchange_of(to).view.score
 
-    async def scenario(world: World) -> None:
-        sender, to = world.running()[1:3]
-        score = exchange_of(to).view.score
+    async def rejection(payload: bytes) -> str:
+        assert sender.overlay is not None
+        with pytest.raises(TransportError) as caught:
+            async with sender.overlay.request(to.contact, "where_is", payload, timeout_s=1.0):
+                pass
+        return caught.value.detail
 
-        async def rejection(payload: bytes) -> str:
-            assert sender.overlay is not None
-            with pytest.raises(TransportError) as caught:
-                async with sender.overlay.request(to.contact, "where_is", payload, timeout_s=1.0):
-                    pass
-            return caught.value.detail
-
-        assert "malformed LocateOwners" in await rejection(GENESIS + b"\xc1")
-        assert not score.is_quarantined(sender.contact.node_id)
-        assert "another swarm" in await rejection(b"other" * 4 + encode(ASK))
-        assert score.is_quarantined(sender.contact.node_id)
-        await asyncio.sleep(IGNORED_S)
-        assert not score.is_quarantined(sender.contact.node_id)
-
-    simulate(scenario, nodes=4)
+    assert "malformed LocateOwners" in await rejection(GENESIS + b"\xc1")
+    assert not score.is_quarantined(sender.contact.node_id)
+    assert "another swarm" in await rejection(b"other" * 4 + encode(ASK))
+    assert score.is_quarantined(sender.contact.node_id)
+    await asyncio.sleep(IGNORED_S)
+    assert not score.is_quarantined(sender.contact.node_id)
 
 
-def test_a_request_goes_to_the_present_address_and_ends_when_its_receiver_is_found_dead() -> None:
+@played_by(simulate, nodes=5)
+async def test_a_request_goes_to_the_present_address_and_ends_when_its_receiver_is_found_dead(world: World) -> None:
     """A contact may be of an earlier start. What is under way to a dead node fails at once; another request goes on."""
+    asker, to, other = world.running()[-3:]
+    former = Contact(to.contact.node_id, Address("10.9.9.9", 1))
+    answer = await exchange_of(asker).rpc.ask(former, "where_is", ASK, LocateOwnersAnswer, 1.0)
+    assert len(answer.known) == 2
 
-    async def scenario(world: World) -> None:
-        asker, to, other = world.running()[-3:]
-        former = Contact(to.contact.node_id, Address("10.9.9.9", 1))
-        answer = await exchange_of(asker).rpc.ask(former, "where_is", ASK, LocateOwnersAnswer, 1.0)
-        assert len(answer.known) == 2
+    async def failure(one: Member) -> tuple[str, float]:
+        began_s = world.clock.monotonic()
+        with striking(world.unanswered, "where_is"), pytest.raises(TransportError) as caught:
+            await exchange_of(asker).rpc.ask(one.contact, "where_is", ASK, LocateOwnersAnswer, 9.0)
+        return caught.value.kind, round(world.clock.monotonic() - began_s, 1)
 
-        async def failure(one: Member) -> tuple[str, float]:
-            began_s = world.clock.monotonic()
-            with striking(world.unanswered, "where_is"), pytest.raises(TransportError) as caught:
-                await exchange_of(asker).rpc.ask(one.contact, "where_is", ASK, LocateOwnersAnswer, 9.0)
-            return caught.value.kind, round(world.clock.monotonic() - began_s, 1)
-
-        asyncio.get_running_loop().call_later(0.5, exchange_of(asker).rpc.found_dead, to.contact.node_id)
-        assert await asyncio.gather(failure(to), failure(other)) == [("reset", 0.5), ("timeout", 9.0)]
-        assert exchange_of(asker).rpc.under_way == {}
-
-    simulate(scenario, nodes=5)
+    asyncio.get_running_loop().call_later(0.5, exchange_of(asker).rpc.found_dead, to.contact.node_id)
+    assert await asyncio.gather(failure(to), failure(other)) == [("reset", 0.5), ("timeout", 9.0)]
+    assert exchange_of(asker).rpc.under_way == {}
 
 
-def test_who_answers_nothing_is_given_more_time_next_time_unless_it_is_suspected() -> None:
+@played_by(simulate, nodes=4)
+async def test_who_answers_nothing_is_given_more_time_next_time_unless_it_is_suspected(world: World) -> None:
     """After a silence half as long again. A suspect, or a dead node, is given no more than the bound."""
+    asker, to = world.running()[-2:]
+    assert asker.overlay is not None
 
-    async def scenario(world: World) -> None:
-        asker, to = world.running()[-2:]
-        assert asker.overlay is not None
+    async def waited() -> float:
+        began_s = world.clock.monotonic()
+        with pytest.raises(TransportError):
+            await exchange_of(asker).rpc.ask(to.contact, "where_is", ASK, LocateOwnersAnswer, 1.0)
+        return round(world.clock.monotonic() - began_s, 2)
 
-        async def waited() -> float:
-            began_s = world.clock.monotonic()
-            with pytest.raises(TransportError):
-                await exchange_of(asker).rpc.ask(to.contact, "where_is", ASK, LocateOwnersAnswer, 1.0)
-            return round(world.clock.monotonic() - began_s, 2)
+    with striking(world.unanswered, "where_is"):
+        assert [await waited() for _ in range(3)] == [1.0, 1.5, 2.25]
 
-        with striking(world.unanswered, "where_is"):
-            assert [await waited() for _ in range(3)] == [1.0, 1.5, 2.25]
+    async def value_waited() -> float:
+        began_s = world.clock.monotonic()
+        with pytest.raises(TransportError):
+            async with exchange_of(asker).rpc.request("pull", to.contact, Pull(0, "float32", [])):
+                pass
+        return round(world.clock.monotonic() - began_s, 2)
 
-        async def value_waited() -> float:
-            began_s = world.clock.monotonic()
-            with pytest.raises(TransportError):
-                async with exchange_of(asker).rpc.request("pull", to.contact, Pull(0, "float32", [])):
-                    pass
-            return round(world.clock.monotonic() - began_s, 2)
-
-        with striking(world.unanswered, "pull"):
-            assert [await value_waited() for _ in range(3)] == [3.0, 4.5, 6.75]
-        world.pause(to.name)
-        is_gone = partial(asker.overlay.is_gone, to.contact.node_id)
-        await until(world, is_gone, within_s=6.0, what="it is found dead")
-        assert await value_waited() == 4.5
-
-    simulate(scenario, nodes=4)
+    with striking(world.unanswered, "pull"):
+        assert [await value_waited() for _ in range(3)] == [3.0, 4.5, 6.75]
+    world.pause(to.name)
+    is_gone = partial(asker.overlay.is_gone, to.contact.node_id)
+    await until(world, is_gone, within_s=6.0, what="it is found dead")
+    assert await value_waited() == 4.5
 
 
-def test_a_living_member_that_answers_no_request_is_gone_to_the_exchange_and_no_candidate() -> None:
+@played_by(simulate, nodes=3, shards=1, replicas=0)
+async def test_a_living_member_that_answers_no_request_is_gone_to_the_exchange_and_no_candidate(world: World) -> None:
     """While another one answers. What it answers then brings it back; where all others fail they stay candidates."""
+    asker, silent, other = world.running()[:3]
+    exchange = exchange_of(asker)
 
-    async def scenario(world: World) -> None:
-        asker, silent, other = world.running()[:3]
-        exchange = exchange_of(asker)
+    async def candidates() -> set[str]:
+        found = await exchange.directory.candidates(0)
+        return {one.name for one in world.running() if one.contact in found}
 
-        async def candidates() -> set[str]:
-            found = await exchange.directory.candidates(0)
-            return {one.name for one in world.running() if one.contact in found}
+    async def ask_all(times: int, *members: Member) -> None:
+        for _ in range(times):
+            for member in members:
+                await exchange.rpc.try_ask(member.contact, "where_is", ASK, LocateOwnersAnswer, 1.0)
+            await asyncio.sleep(UNREACHED_S / (UNANSWERED - 1))
 
-        async def ask_all(times: int, *members: Member) -> None:
-            for _ in range(times):
-                for member in members:
-                    await exchange.rpc.try_ask(member.contact, "where_is", ASK, LocateOwnersAnswer, 1.0)
-                await asyncio.sleep(UNREACHED_S / (UNANSWERED - 1))
-
-        with striking(world.unanswered, to=silent):
-            await ask_all(UNANSWERED + 1, silent, other)
-            assert asker.overlay is not None
-            assert asker.overlay.is_alive(silent.contact.node_id)
-            assert exchange.view.is_gone(silent.contact.node_id)
-            assert not exchange.view.is_gone(other.contact.node_id)
-            assert await candidates() == {asker.name, other.name}
-            with striking(world.unanswered, to=other):
-                await ask_all(UNANSWERED + 1, other)
-                assert await candidates() == {asker.name, silent.name, other.name}
-        await ask_all(1, silent)
-        assert not exchange.view.is_gone(silent.contact.node_id)
-
-    simulate(scenario, nodes=3, shards=1, replicas=0)
+    with striking(world.unanswered, to=silent):
+        await ask_all(UNANSWERED + 1, silent, other)
+        assert asker.overlay is not None
+        assert asker.overlay.is_alive(silent.contact.node_id)
+        assert exchange.view.is_gone(silent.contact.node_id)
+        assert not exchange.view.is_gone(other.contact.node_id)
+        assert await candidates() == {asker.name, other.name}
+        with striking(world.unanswered, to=other):
+            await ask_all(UNANSWERED + 1, other)
+            assert await candidates() == {asker.name, silent.name, other.name}
+    await ask_all(1, silent)
+    assert not exchange.view.is_gone(silent.contact.node_id)

@@ -15,6 +15,7 @@ from p2pnode.training.layout import Layout, LayoutEntry
 from p2pnode.training.trainer_link.engine_messages import EngineOpened
 from p2pnode.training.trainer_link.interface import Restored, TrainerFailed, TrainerHello, TrainerLeft
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 
 
 def hello(pid: int, layout: Layout | None = None, engine: EngineOpened | None = None) -> TrainerHello:
@@ -47,62 +48,50 @@ def devices(*trainers: Trainer) -> list[Any]:
     return [SimpleNamespace(index=one.index, name=f"stub:{one.index}", trainer=one, pid=None) for one in trainers]
 
 
-def test_the_first_fills_the_vector_and_the_others_wait_for_it() -> None:
+@run_by(run, strict=True)
+async def test_the_first_fills_the_vector_and_the_others_wait_for_it() -> None:
     """They are restored from the files that belong to the first's, in the order of the devices."""
+    trainers = [Trainer(0, 5.0), Trainer(1), Trainer(2, 1.0)]
 
-    async def scenario() -> None:
-        trainers = [Trainer(0, 5.0), Trainer(1), Trainer(2, 1.0)]
+    async def resume(_hello: TrainerHello, _vector: Any) -> Restored:
+        return Restored(has_vector=True, file="saved")
 
-        async def resume(_hello: TrainerHello, _vector: Any) -> Restored:
-            return Restored(has_vector=True, file="saved")
-
-        hellos, file = await start_all(devices(*trainers), resume)
-        assert ([one.pid for one in hellos], file) == ([0, 1, 2], "saved")
-        assert [one.restored.file for one in trainers if one.restored is not None] == ["saved", "saved.1", "saved.2"]
-        assert all(one.restored is not None and one.restored.has_vector for one in trainers)
-
-    run(scenario(), strict=True)
+    hellos, file = await start_all(devices(*trainers), resume)
+    assert ([one.pid for one in hellos], file) == ([0, 1, 2], "saved")
+    assert [one.restored.file for one in trainers if one.restored is not None] == ["saved", "saved.1", "saved.2"]
+    assert all(one.restored is not None and one.restored.has_vector for one in trainers)
 
 
-def test_without_anything_to_resume_the_first_begins_with_its_own_values() -> None:
+@run_by(run, strict=True)
+async def test_without_anything_to_resume_the_first_begins_with_its_own_values() -> None:
     """The others load these, and have no file."""
-
-    async def scenario() -> None:
-        trainers = [Trainer(0), Trainer(1)]
-        _, file = await start_all(devices(*trainers), None)
-        assert file == ""
-        assert [one.restored for one in trainers] == [Restored(), Restored(has_vector=True, file="")]
-
-    run(scenario(), strict=True)
+    trainers = [Trainer(0), Trainer(1)]
+    _, file = await start_all(devices(*trainers), None)
+    assert file == ""
+    assert [one.restored for one in trainers] == [Restored(), Restored(has_vector=True, file="")]
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_trainer_that_cannot_start_is_named_and_the_others_are_given_up(index: int) -> None:
+@run_by(run, strict=True)
+async def test_a_trainer_that_cannot_start_is_named_and_the_others_are_given_up(index: int) -> None:
     """Also where those wait for the first."""
-
-    async def scenario() -> None:
-        trainers = [Trainer(0, 5.0), Trainer(1, 5.0)]
-        trainers[index].start_s, trainers[index].failure = 1.0, TrainerFailed("no memory", "less", fatal=True)
-        with pytest.raises(TrainerFailed) as failed:
-            await start_all(devices(*trainers), None)
-        assert (failed.value.reason, failed.value.hint, failed.value.fatal) == (
-            f"device stub:{index}: no memory",
-            "less",
-            True,
-        )
-        assert trainers[1 - index].is_cancelled
-
-    run(scenario(), strict=True)
+    trainers = [Trainer(0, 5.0), Trainer(1, 5.0)]
+    trainers[index].start_s, trainers[index].failure = 1.0, TrainerFailed("no memory", "less", fatal=True)
+    with pytest.raises(TrainerFailed) as failed:
+        await start_all(devices(*trainers), None)
+    assert (failed.value.reason, failed.value.hint, failed.value.fatal) == (
+        f"device stub:{index}: no memory",
+        "less",
+        True,
+    )
+    assert trainers[1 - index].is_cancelled
 
 
-def test_a_script_that_has_left_is_no_failure_of_a_device() -> None:
+@run_by(run, strict=True)
+async def test_a_script_that_has_left_is_no_failure_of_a_device() -> None:
     """Its reason stays as it is."""
-
-    async def scenario() -> None:
-        with pytest.raises(TrainerLeft, match="it has returned"):
-            await start_all(devices(Trainer(0), Trainer(1, 0.0, TrainerLeft("it has returned"))), None)
-
-    run(scenario(), strict=True)
+    with pytest.raises(TrainerLeft, match="it has returned"):
+        await start_all(devices(Trainer(0), Trainer(1, 0.0, TrainerLeft("it has returned"))), None)
 
 
 def test_the_trainers_as_one() -> None:

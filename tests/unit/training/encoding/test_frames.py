@@ -31,6 +31,7 @@ from p2pnode.training.encoding.frames import (
     read_encoded,
 )
 from p2pnode.training.encoding.table import CODECS, NAMES, CodecName
+from tests.harness.runner.stories import run_by
 
 SHARD = 7
 
@@ -118,18 +119,15 @@ def test_the_parts_never_change_their_numbers() -> None:
     ]
 
 
-def test_the_values_do_not_share_memory_with_the_transport() -> None:
+@run_by(asyncio.run)
+async def test_the_values_do_not_share_memory_with_the_transport() -> None:
     """A transport may reuse its buffer the moment the next one is requested."""
     values = ramp(4)
     buffer = bytearray(b"".join(frames(SHARD, values, "float32", Part.DELTA)))
-
-    async def scenario() -> None:
-        read_back, encoded, _ = await read_array(FrameReader(stream([buffer])), SHARD, Part.DELTA, 4)
-        buffer[:] = bytes(len(buffer))
-        assert np.array_equal(read_back, values)
-        assert bytes(encoded) == codecs.encode(values, "float32")
-
-    asyncio.run(scenario())
+    read_back, encoded, _ = await read_array(FrameReader(stream([buffer])), SHARD, Part.DELTA, 4)
+    buffer[:] = bytes(len(buffer))
+    assert np.array_equal(read_back, values)
+    assert bytes(encoded) == codecs.encode(values, "float32")
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -30,6 +30,7 @@ from p2pnode.training.shards.value_batch import ValueBatch, encode_batch
 from tests.harness.builders.stores import BOUNDS, IDS, PARAMETERS, SUM, contact, delta, term, zeros
 from tests.harness.builders.value_updates import update
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 from tests.harness.swarms.exchange_overlay import chunks
 
 DELTA = np.array([3.0, 0.0, -4.0, 0.0], np.float32)
@@ -74,47 +75,38 @@ def test_a_batch_has_a_number_of_its_own_and_a_delta_that_of_its_push() -> None:
 
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
-def test_a_delta_comes_back_from_the_wire(codec: CodecName) -> None:
+@run_by(run)
+async def test_a_delta_comes_back_from_the_wire(codec: CodecName) -> None:
     """With its codec and its bytes, and as many of them as announced."""
-
-    async def scenario() -> None:
-        raw = bytes(codecs.encode(DELTA, codec))
-        item = IncomingDelta.received(2, raw, codec, 4)
-        assert sum(len(bytes(one)) for one in item.frames(7)) == item.framed_bytes
-        found = await read_item(sent(item), 2, 4, repair=True)
-        assert found.delta.tolist() == DELTA.tolist()
-        assert (found.shard, bytes(found.encoded), found.codec, found.repair) == (2, raw, codec, True)
-
-    run(scenario())
+    raw = bytes(codecs.encode(DELTA, codec))
+    item = IncomingDelta.received(2, raw, codec, 4)
+    assert sum(len(bytes(one)) for one in item.frames(7)) == item.framed_bytes
+    found = await read_item(sent(item), 2, 4, repair=True)
+    assert found.delta.tolist() == DELTA.tolist()
+    assert (found.shard, bytes(found.encoded), found.codec, found.repair) == (2, raw, codec, True)
 
 
-def test_a_batch_comes_back_from_the_wire() -> None:
+@run_by(run)
+async def test_a_batch_comes_back_from_the_wire() -> None:
     """A shard without values has batches; its bytes are announced too."""
-
-    async def scenario() -> None:
-        item = IncomingDelta.of_batch(2, encode_batch(BATCH), BATCH)
-        assert sum(len(bytes(one)) for one in item.frames(7)) == item.framed_bytes
-        found = await read_item(sent(item), 2, 0)
-        assert (found.batch, found.delta.size, found.repair) == (BATCH, 0, False)
-
-    run(scenario())
+    item = IncomingDelta.of_batch(2, encode_batch(BATCH), BATCH)
+    assert sum(len(bytes(one)) for one in item.frames(7)) == item.framed_bytes
+    found = await read_item(sent(item), 2, 0)
+    assert (found.batch, found.delta.size, found.repair) == (BATCH, 0, False)
 
 
-def test_what_is_of_another_shard_or_no_batch_is_refused() -> None:
+@run_by(run)
+async def test_what_is_of_another_shard_or_no_batch_is_refused() -> None:
     """With the shard in the error."""
-
-    async def scenario() -> None:
-        item = IncomingDelta.received(2, DELTA.tobytes(), "float32", 4)
-        with pytest.raises(BadFrame):
-            await read_item(sent(item), 3, 4)
-        with pytest.raises(BadFrame):
-            await read_item(sent(item), 2, 5)
-        with pytest.raises(BadFrame):
-            await read_item(sent(item), 2, 0)
-        with pytest.raises(BadFrame, match="shard 2: no batch of values"):
-            await read_item(sent(IncomingDelta.of_batch(2, b"\xff", BATCH)), 2, 0)
-
-    run(scenario())
+    item = IncomingDelta.received(2, DELTA.tobytes(), "float32", 4)
+    with pytest.raises(BadFrame):
+        await read_item(sent(item), 3, 4)
+    with pytest.raises(BadFrame):
+        await read_item(sent(item), 2, 5)
+    with pytest.raises(BadFrame):
+        await read_item(sent(item), 2, 0)
+    with pytest.raises(BadFrame, match="shard 2: no batch of values"):
+        await read_item(sent(IncomingDelta.of_batch(2, b"\xff", BATCH)), 2, 0)
 
 
 def test_the_repair_log_gives_a_delta_or_a_batch() -> None:

@@ -59,6 +59,7 @@ from p2pnode.training.values.encoding import MAX_KEY_BYTES
 from p2pnode.training.values.owner import MAX_ITEMS, ReadValues, UpdateValuesAnswer
 from tests.harness.builders.stores import IDS, contact, term
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 from tests.harness.swarms.exchange_overlay import chunks
 
 PUSH = Push(IDS["x"], 1, 2, 1, 0.5, [0, 1])
@@ -187,16 +188,13 @@ async def read(data: bytes, cut: int = 5) -> list[list[PushResult]]:
     return [results async for results in read_results(chunks(pieces))]
 
 
-def test_results_arrive_in_pieces() -> None:
+@run_by(run)
+async def test_results_arrive_in_pieces() -> None:
     """Wherever the stream is cut; signs of life carry none."""
-
-    async def scenario() -> None:
-        data = SIGN_OF_LIFE + piece_of([ONE]) + SIGN_OF_LIFE + piece_of([TWO, ONE])
-        for cut in (1, 3, len(data)):
-            assert await read(data, cut) == [[ONE], [TWO, ONE]]
-        assert await read(b"") == []
-
-    run(scenario())
+    data = SIGN_OF_LIFE + piece_of([ONE]) + SIGN_OF_LIFE + piece_of([TWO, ONE])
+    for cut in (1, 3, len(data)):
+        assert await read(data, cut) == [[ONE], [TWO, ONE]]
+    assert await read(b"") == []
 
 
 @pytest.mark.parametrize(
@@ -209,16 +207,13 @@ def test_results_arrive_in_pieces() -> None:
         (b"\0\0\0\x0a\x91\x94\0\xa2ok\0\xa2\xff\xff", "malformed piece"),
     ],
 )
-def test_a_malformed_stream_is_refused(data: bytes, reason: str) -> None:
+@run_by(run)
+async def test_a_malformed_stream_is_refused(data: bytes, reason: str) -> None:
     """What came before it was given out."""
-
-    async def scenario() -> None:
-        found = read_results(chunks([piece_of([ONE]), data]))
-        assert await anext(found) == [ONE]
-        with pytest.raises(BadFrame, match=reason):
-            await anext(found)
-
-    run(scenario())
+    found = read_results(chunks([piece_of([ONE]), data]))
+    assert await anext(found) == [ONE]
+    with pytest.raises(BadFrame, match=reason):
+        await anext(found)
 
 
 def test_terms_are_ordered_by_number_and_then_by_node() -> None:

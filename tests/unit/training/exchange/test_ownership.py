@@ -17,6 +17,7 @@ from p2pnode.training.exchange.terms import GENERATION, MAX_GENERATIONS_AHEAD, T
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 from tests.harness.swarms.exchange_swarm import GENESIS, StartEntropy
 
 
@@ -115,43 +116,37 @@ def test_a_node_that_knows_no_term_believes_all_that_leave_room() -> None:
     assert store.next_term(0, begins_generation=True).number < 1 << 62
 
 
-def test_a_wake_ends_the_wait_and_counts_once() -> None:
+@run_by(run)
+async def test_a_wake_ends_the_wait_and_counts_once() -> None:
     """Without one the wait lasts its whole time; a wake before the wait counts too."""
+    requests, clock = RebalanceRequests(owner_of("a")), asyncio.get_running_loop().time
+    began = clock()
+    requests.wake()
+    await requests.wait(5.0)
+    assert clock() == began
 
-    async def scenario() -> None:
-        requests, clock = RebalanceRequests(owner_of("a")), asyncio.get_running_loop().time
-        began = clock()
-        requests.wake()
-        await requests.wait(5.0)
-        assert clock() == began
-
-        await requests.wait(5.0)
-        assert clock() - began == 5.0
-
-    run(scenario())
+    await requests.wait(5.0)
+    assert clock() - began == 5.0
 
 
-def test_only_a_higher_term_challenges_an_owner() -> None:
+@run_by(run)
+async def test_only_a_higher_term_challenges_an_owner() -> None:
     """Of several fences the highest counts; a shard that is not owned here cannot be challenged. While the shard moves,
     that is resolved first."""
+    store = owner_of("a", 3)
+    requests, clock = RebalanceRequests(store), asyncio.get_running_loop().time
+    requests.challenge([Fence(0, term(3, "a")), Fence(0, term(2, "x")), Fence(1, term(9, "x"))])
+    assert store.outranked() == {}
 
-    async def scenario() -> None:
-        store = owner_of("a", 3)
-        requests, clock = RebalanceRequests(store), asyncio.get_running_loop().time
-        requests.challenge([Fence(0, term(3, "a")), Fence(0, term(2, "x")), Fence(1, term(9, "x"))])
-        assert store.outranked() == {}
-
-        requests.challenge([Fence(0, term(5, "x")), Fence(0, term(4, "x"))])
-        assert store.outranked() == {0: term(5, "x")}
-        began = clock()
-        await requests.wait(5.0)
-        requests.challenge([Fence(0, term(5, "x"))])  # no news
-        await requests.wait(5.0)
-        assert clock() - began == 5.0
-        store.owned[0].moving = True
-        assert store.outranked() == {}
-
-    run(scenario())
+    requests.challenge([Fence(0, term(5, "x")), Fence(0, term(4, "x"))])
+    assert store.outranked() == {0: term(5, "x")}
+    began = clock()
+    await requests.wait(5.0)
+    requests.challenge([Fence(0, term(5, "x"))])  # no news
+    await requests.wait(5.0)
+    assert clock() - began == 5.0
+    store.owned[0].moving = True
+    assert store.outranked() == {}
 
 
 def test_an_owner_is_challenged_by_a_claim_of_its_own() -> None:
@@ -161,18 +156,15 @@ def test_an_owner_is_challenged_by_a_claim_of_its_own() -> None:
     assert store.outranked() == {0: term(5, "x")}
 
 
-def test_orphans_are_collected_once_and_in_order() -> None:
+@run_by(run)
+async def test_orphans_are_collected_once_and_in_order() -> None:
     """A shard that is reported twice is collected once."""
+    requests = RebalanceRequests(owner_of("a"))
+    for shard in (2, 0, 2):
+        requests.take_over(shard)
 
-    async def scenario() -> None:
-        requests = RebalanceRequests(owner_of("a"))
-        for shard in (2, 0, 2):
-            requests.take_over(shard)
-
-        assert requests.collect_orphans() == [2, 0]
-        assert requests.collect_orphans() == []
-
-    run(scenario())
+    assert requests.collect_orphans() == [2, 0]
+    assert requests.collect_orphans() == []
 
 
 class Node:
@@ -201,61 +193,52 @@ async def written(file: FenceFile, seconds: float) -> None:
     task.cancel()
 
 
-def test_fences_are_there_after_a_restart() -> None:
+@run_by(run)
+async def test_fences_are_there_after_a_restart() -> None:
     """The highest of each shard; one that the disk has is not lowered by what comes later."""
+    node = Node({})
+    node.ownership.raise_fence(0, term(3, "a"))
+    node.ownership.raise_fence(0, term(2, "b"))
+    node.ownership.raise_fence(2, term(7, "b"))
+    await written(node.file, 1.5)
 
-    async def scenario() -> None:
-        node = Node({})
-        node.ownership.raise_fence(0, term(3, "a"))
-        node.ownership.raise_fence(0, term(2, "b"))
-        node.ownership.raise_fence(2, term(7, "b"))
-        await written(node.file, 1.5)
-
-        again = Node(dict(node.disk.files))
-        fences = [again.ownership.fence(shard) for shard in range(4)]
-        assert fences == [term(3, "a"), ZERO_TERM, term(7, "b"), ZERO_TERM]
-        again.ownership.raise_fence(2, term(6, "a"))
-        assert again.ownership.fence(2) == term(7, "b")
-
-    run(scenario())
+    again = Node(dict(node.disk.files))
+    fences = [again.ownership.fence(shard) for shard in range(4)]
+    assert fences == [term(3, "a"), ZERO_TERM, term(7, "b"), ZERO_TERM]
+    again.ownership.raise_fence(2, term(6, "a"))
+    assert again.ownership.fence(2) == term(7, "b")
 
 
-def test_the_file_is_written_when_something_changed_and_once_a_second_at_most() -> None:
+@run_by(run)
+async def test_the_file_is_written_when_something_changed_and_once_a_second_at_most() -> None:
     """A node that hears nothing new writes nothing."""
-
-    async def scenario() -> None:
-        node = Node({})
-        await written(node.file, 5.5)
-        assert node.disk.writes == 0
-        task = asyncio.create_task(node.file.run())
-        for number in range(1, 31):
-            node.ownership.raise_fence(0, term(number, "a"))
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(5.0)
-        task.cancel()
-        assert 3 <= node.disk.writes <= 4
-        assert Node(dict(node.disk.files)).ownership.fence(0) == term(30, "a")
-
-    run(scenario())
+    node = Node({})
+    await written(node.file, 5.5)
+    assert node.disk.writes == 0
+    task = asyncio.create_task(node.file.run())
+    for number in range(1, 31):
+        node.ownership.raise_fence(0, term(number, "a"))
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(5.0)
+    task.cancel()
+    assert 3 <= node.disk.writes <= 4
+    assert Node(dict(node.disk.files)).ownership.fence(0) == term(30, "a")
 
 
-def test_a_disk_that_is_full_is_tried_again() -> None:
+@run_by(run)
+async def test_a_disk_that_is_full_is_tried_again() -> None:
     """One error in the log however long it lasts, another one when it happens again, and nothing is lost."""
-
-    async def scenario() -> None:
-        node = Node({})
-        task = asyncio.create_task(node.file.run())
-        for number in (1, 2):
-            node.disk.full = True
-            node.ownership.raise_fence(1, term(number, "a"))
-            await asyncio.sleep(4.5)
-            assert node.events("fences_not_written") == number
-            node.disk.full = False
-            await asyncio.sleep(2.0)
-            assert Node(dict(node.disk.files)).ownership.fence(1) == term(number, "a")
-        task.cancel()
-
-    run(scenario())
+    node = Node({})
+    task = asyncio.create_task(node.file.run())
+    for number in (1, 2):
+        node.disk.full = True
+        node.ownership.raise_fence(1, term(number, "a"))
+        await asyncio.sleep(4.5)
+        assert node.events("fences_not_written") == number
+        node.disk.full = False
+        await asyncio.sleep(2.0)
+        assert Node(dict(node.disk.files)).ownership.fence(1) == term(number, "a")
+    task.cancel()
 
 
 @pytest.mark.parametrize(
@@ -270,23 +253,17 @@ def test_a_disk_that_is_full_is_tried_again() -> None:
     ],
     ids=["empty", "garbage", "no term", "another run", "none", "no room for later ones"],
 )
-def test_a_file_that_is_of_no_use_raises_no_fence(raw: bytes, events: list[str]) -> None:
+@run_by(run)
+async def test_a_file_that_is_of_no_use_raises_no_fence(raw: bytes, events: list[str]) -> None:
     """The node starts; what was wrong with its file is in the log. A file of another run is not wrong."""
-
-    async def scenario() -> None:
-        node = Node({FENCES_FILE: raw})
-        assert node.ownership.fences == {}
-        assert [one.event for one in node.records] == events
-
-    run(scenario())
+    node = Node({FENCES_FILE: raw})
+    assert node.ownership.fences == {}
+    assert [one.event for one in node.records] == events
 
 
-def test_a_fence_that_leaves_no_room_does_not_take_the_others_with_it() -> None:
+@run_by(run)
+async def test_a_fence_that_leaves_no_room_does_not_take_the_others_with_it() -> None:
     """Only that one is passed over."""
-
-    async def scenario() -> None:
-        rows = {0: (TERM_LIMIT, IDS["a"]), 1: (TERM_LIMIT - 1, IDS["a"]), 2: (5, IDS["b"])}
-        node = Node({FENCES_FILE: msgspec.msgpack.encode((GENESIS, rows))})
-        assert node.ownership.fences == {1: term(TERM_LIMIT - 1, "a"), 2: term(5, "b")}
-
-    run(scenario())
+    rows = {0: (TERM_LIMIT, IDS["a"]), 1: (TERM_LIMIT - 1, IDS["a"]), 2: (5, IDS["b"])}
+    node = Node({FENCES_FILE: msgspec.msgpack.encode((GENESIS, rows))})
+    assert node.ownership.fences == {1: term(TERM_LIMIT - 1, "a"), 2: term(5, "b")}

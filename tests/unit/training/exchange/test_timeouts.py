@@ -20,6 +20,7 @@ from p2pnode.training.exchange.timeouts import (
     together,
 )
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 
 PEER, OTHER = b"p" * 20, b"o" * 20
 
@@ -97,82 +98,67 @@ def now() -> float:
 
 
 @pytest.mark.parametrize("moves_s", [0.0, 3.0, 20.0])
-def test_a_wait_lasts_as_long_as_bytes_move(moves_s: float) -> None:
+@run_by(run)
+async def test_a_wait_lasts_as_long_as_bytes_move(moves_s: float) -> None:
     """It ends two seconds after the last byte, or at most one look before."""
-
-    async def scenario() -> None:
-        wait, began = StepWait(2.0), now()
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        with wait.watching("owner", lambda: int(1000 * min(now() - began, moves_s))):
-            assert not await wait.until(done)
-        assert moves_s + 2.0 - 0.26 <= now() - began <= moves_s + 2.0 + 0.01
-
-    run(scenario())
+    wait, began = StepWait(2.0), now()
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    with wait.watching("owner", lambda: int(1000 * min(now() - began, moves_s))):
+        assert not await wait.until(done)
+    assert moves_s + 2.0 - 0.26 <= now() - began <= moves_s + 2.0 + 0.01
 
 
-def test_a_wait_ends_with_what_it_waits_for() -> None:
+@run_by(run)
+async def test_a_wait_ends_with_what_it_waits_for() -> None:
     """At once; without a limit it lasts until then."""
-
-    async def scenario() -> None:
-        for limit_s in (None, 2.0):
-            wait, began = StepWait(limit_s), now()
-            assert await wait.until(asyncio.ensure_future(asyncio.sleep(1.5)))
-            assert now() - began == pytest.approx(1.5)
-        wait = StepWait(None)
-        assert await wait.until(asyncio.ensure_future(asyncio.sleep(100.0)))
-
-    run(scenario())
+    for limit_s in (None, 2.0):
+        wait, began = StepWait(limit_s), now()
+        assert await wait.until(asyncio.ensure_future(asyncio.sleep(1.5)))
+        assert now() - began == pytest.approx(1.5)
+    wait = StepWait(None)
+    assert await wait.until(asyncio.ensure_future(asyncio.sleep(100.0)))
 
 
-def test_the_bytes_of_a_transfer_that_has_just_ended_count() -> None:
+@run_by(run)
+async def test_the_bytes_of_a_transfer_that_has_just_ended_count() -> None:
     """Also where it ended between two looks."""
-
-    async def scenario() -> None:
-        wait, began = StepWait(2.0), now()
-        waiting = asyncio.ensure_future(wait.until(asyncio.get_running_loop().create_future()))
-        await asyncio.sleep(0.85)
-        with wait.watching("owner", lambda: 700):
-            pass
-        assert not await waiting
-        assert 2.6 <= now() - began <= 2.86
-
-    run(scenario())
+    wait, began = StepWait(2.0), now()
+    waiting = asyncio.ensure_future(wait.until(asyncio.get_running_loop().create_future()))
+    await asyncio.sleep(0.85)
+    with wait.watching("owner", lambda: 700):
+        pass
+    assert not await waiting
+    assert 2.6 <= now() - began <= 2.86
 
 
-def test_work_together_ends_together() -> None:
+@run_by(run)
+async def test_work_together_ends_together() -> None:
     """If one part fails, its error is raised when the others are cancelled."""
+    ended = []
 
-    async def scenario() -> None:
-        ended = []
+    async def lasting() -> None:
+        try:
+            await asyncio.sleep(100.0)
+        finally:
+            ended.append(True)
 
-        async def lasting() -> None:
-            try:
-                await asyncio.sleep(100.0)
-            finally:
-                ended.append(True)
+    async def failing() -> None:
+        await asyncio.sleep(1.0)
+        raise LookupError("mine")
 
-        async def failing() -> None:
-            await asyncio.sleep(1.0)
-            raise LookupError("mine")
-
-        with pytest.raises(LookupError):
-            await together([lasting(), failing()])
-        assert ended == [True]
-
-    run(scenario())
+    with pytest.raises(LookupError):
+        await together([lasting(), failing()])
+    assert ended == [True]
 
 
-def test_a_silent_node_holds_no_step_longer_than_the_limit_after_the_others() -> None:
+@run_by(run)
+async def test_a_silent_node_holds_no_step_longer_than_the_limit_after_the_others() -> None:
     """The others move for ten seconds, and answer."""
-
-    async def scenario() -> None:
-        wait, began = StepWait(2.0), now()
-        for second in range(1, 11):
-            asyncio.get_running_loop().call_later(float(second), wait.note)
-        assert not await wait.until(asyncio.get_running_loop().create_future())
-        assert 10.0 < now() - began <= 12.01
-
-    run(scenario())
+    wait, began = StepWait(2.0), now()
+    for second in range(1, 11):
+        asyncio.get_running_loop().call_later(float(second), wait.note)
+    assert not await wait.until(asyncio.get_running_loop().create_future())
+    assert 10.0 < now() - began <= 12.01
 
 
 def test_bytes_that_are_sent_again_are_no_progress() -> None:

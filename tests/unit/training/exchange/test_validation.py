@@ -33,6 +33,7 @@ from p2pnode.training.shards.outer_rule import Rule
 from p2pnode.training.shards.state import ShardState
 from tests.harness.builders.stores import IDS, backup_of, contact, delta, owner_of, store_of, term, zeros
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import run_by
 from tests.harness.stubs.exchange_context import ExchangeContext, ScriptedSwarm, context_of, records_of
 
 ME = contact("a")
@@ -60,139 +61,118 @@ def clipping_owner() -> ShardStore:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_values_that_are_not_finite_are_refused(bad: float) -> None:
+@run_by(run)
+async def test_values_that_are_not_finite_are_refused(bad: float) -> None:
     """Permanently, and counted."""
+    validator, context = validator_of(owner_of("a"))
 
-    async def scenario() -> None:
-        validator, context = validator_of(owner_of("a"))
-
-        assert validator.validate(PUSH, IDENTITY, item_of(1.0, bad)) == PushResult.refused(0, "not_finite")
-        assert context.counters.refused_here == {"not_finite": 1}
-
-    run(scenario())
+    assert validator.validate(PUSH, IDENTITY, item_of(1.0, bad)) == PushResult.refused(0, "not_finite")
+    assert context.counters.refused_here == {"not_finite": 1}
 
 
-def test_a_weight_is_clamped_around_the_plain_share() -> None:
+@run_by(run)
+async def test_a_weight_is_clamped_around_the_plain_share() -> None:
     """Within the lag of two population estimates; by samples four times wider; a repair has no lower bound. One that
     was made with fewer workers is corrected before."""
+    share = 1 / 8
+    population = ExchangeSettings(weight="population")
+    validator, _ = validator_of(owner_of("a"), workers=8.0, settings=population)
+    assert validator.clamp_weight(1.0) == share * WEIGHT_FACTOR
+    assert validator.clamp_weight(0.001) == share / WEIGHT_FACTOR
+    assert validator.clamp_weight(share) == share
+    assert validator.clamp_weight(0.001, repair=True) == 0.001
+    assert validator.clamp_weight(share * SPARSE_FACTOR, plain=True) == share * SPARSE_FACTOR
+    assert validator.clamp_weight(1.0, plain=True) == min(1.0, share * WEIGHT_FACTOR * SPARSE_FACTOR)
+    hidden = 1 / 2
+    assert validator.clamp_weight(hidden, 2.0) == share
+    assert validator.clamp_weight(hidden * SPARSE_FACTOR, 2.0, plain=True) == share * SPARSE_FACTOR
+    assert validator.clamp_weight(share / 2, 16.0) == share / 2
+    few, _ = validator_of(owner_of("a"), workers=3.0, settings=population)
+    assert few.clamp_weight(2.0, plain=True) == 1.0
 
-    async def scenario() -> None:
-        share = 1 / 8
-        population = ExchangeSettings(weight="population")
-        validator, _ = validator_of(owner_of("a"), workers=8.0, settings=population)
-        assert validator.clamp_weight(1.0) == share * WEIGHT_FACTOR
-        assert validator.clamp_weight(0.001) == share / WEIGHT_FACTOR
-        assert validator.clamp_weight(share) == share
-        assert validator.clamp_weight(0.001, repair=True) == 0.001
-        assert validator.clamp_weight(share * SPARSE_FACTOR, plain=True) == share * SPARSE_FACTOR
-        assert validator.clamp_weight(1.0, plain=True) == min(1.0, share * WEIGHT_FACTOR * SPARSE_FACTOR)
-        hidden = 1 / 2
-        assert validator.clamp_weight(hidden, 2.0) == share
-        assert validator.clamp_weight(hidden * SPARSE_FACTOR, 2.0, plain=True) == share * SPARSE_FACTOR
-        assert validator.clamp_weight(share / 2, 16.0) == share / 2
-        few, _ = validator_of(owner_of("a"), workers=3.0, settings=population)
-        assert few.clamp_weight(2.0, plain=True) == 1.0
-
-        samples, _ = validator_of(owner_of("a"), workers=8.0, settings=ExchangeSettings(weight="samples"))
-        assert samples.clamp_weight(SAMPLE_FACTOR * hidden, 2.0) == SAMPLE_FACTOR * share
-        added, _ = validator_of(owner_of("a"), workers=8.0, settings=ExchangeSettings(weight="sum"))
-        assert added.clamp_weight(1.0, 2.0) == 1.0
-        assert samples.clamp_weight(0.001) == share / WEIGHT_FACTOR / SAMPLE_FACTOR
-        plain, _ = validator_of(owner_of("a"), workers=8.0)
-        assert plain.clamp_weight(0.25) == 1.0
-
-    run(scenario())
+    samples, _ = validator_of(owner_of("a"), workers=8.0, settings=ExchangeSettings(weight="samples"))
+    assert samples.clamp_weight(SAMPLE_FACTOR * hidden, 2.0) == SAMPLE_FACTOR * share
+    added, _ = validator_of(owner_of("a"), workers=8.0, settings=ExchangeSettings(weight="sum"))
+    assert added.clamp_weight(1.0, 2.0) == 1.0
+    assert samples.clamp_weight(0.001) == share / WEIGHT_FACTOR / SAMPLE_FACTOR
+    plain, _ = validator_of(owner_of("a"), workers=8.0)
+    assert plain.clamp_weight(0.25) == 1.0
 
 
-def test_a_node_may_have_a_limited_number_of_pending_deltas() -> None:
+@run_by(run)
+async def test_a_node_may_have_a_limited_number_of_pending_deltas() -> None:
     """Beyond it the delta is to be sent again; those of other nodes do not count."""
+    store = owner_of("a")
+    validator, _ = validator_of(store, synchronous=True)
+    for step in range(1, MAX_PENDING_PER_NODE + 1):
+        store.add(0, delta(step, synchronous=True))
 
-    async def scenario() -> None:
-        store = owner_of("a")
-        validator, _ = validator_of(store, synchronous=True)
-        for step in range(1, MAX_PENDING_PER_NODE + 1):
-            store.add(0, delta(step, synchronous=True))
-
-        assert validator.validate(PUSH, IDENTITY, item_of(1.0)) == PushResult.retry(0, "too_many_pending")
-        assert validator.validate(PUSH, DeltaId(IDS["b"], 1, 1), item_of(1.0)) is None
-
-    run(scenario())
+    assert validator.validate(PUSH, IDENTITY, item_of(1.0)) == PushResult.retry(0, "too_many_pending")
+    assert validator.validate(PUSH, DeltaId(IDS["b"], 1, 1), item_of(1.0)) is None
 
 
-def test_a_long_delta_is_clipped_to_the_median_length() -> None:
+@run_by(run)
+async def test_a_long_delta_is_clipped_to_the_median_length() -> None:
     """Under the rule `clip`; the factor is for the weight, the values are left."""
+    store = clipping_owner()
+    for node in range(3):
+        store.owned[0].state.norms.note(bytes([node]) * 20, 1, 1, 2.0)
+    validator, _ = validator_of(store, workers=3.0)
+    long, short = item_of(8.0, 0.0), item_of(1.0, 0.0)
 
-    async def scenario() -> None:
-        store = clipping_owner()
-        for node in range(3):
-            store.owned[0].state.norms.note(bytes([node]) * 20, 1, 1, 2.0)
-        validator, _ = validator_of(store, workers=3.0)
-        long, short = item_of(8.0, 0.0), item_of(1.0, 0.0)
+    assert validator.validate(PUSH, IDENTITY, long) is None
+    assert validator.validate(PUSH, IDENTITY, short) is None
 
-        assert validator.validate(PUSH, IDENTITY, long) is None
-        assert validator.validate(PUSH, IDENTITY, short) is None
-
-        assert (long.norm, long.scale, long.delta[0]) == (8.0, 0.25, 8.0)
-        assert (short.norm, short.scale) == (1.0, 1.0)
-
-    run(scenario())
+    assert (long.norm, long.scale, long.delta[0]) == (8.0, 0.25, 8.0)
+    assert (short.norm, short.scale) == (1.0, 1.0)
 
 
-def test_the_first_deltas_wait_until_there_is_a_median() -> None:
+@run_by(run)
+async def test_the_first_deltas_wait_until_there_is_a_median() -> None:
     """Three members have to send one before any is accepted: a quick one alone could write any value."""
+    validator, _ = validator_of(clipping_owner(), workers=3.0)
+    identities = [DeltaId(bytes([node]) * 20, 1, 1) for node in range(3)]
 
-    async def scenario() -> None:
-        validator, _ = validator_of(clipping_owner(), workers=3.0)
-        identities = [DeltaId(bytes([node]) * 20, 1, 1) for node in range(3)]
+    results = [validator.validate(PUSH, identity, item_of(2.0)) for identity in identities]
 
-        results = [validator.validate(PUSH, identity, item_of(2.0)) for identity in identities]
-
-        assert results == [PushResult.retry(0, "no_norms_yet")] * 2 + [None]
-
-    run(scenario())
+    assert results == [PushResult.retry(0, "no_norms_yet")] * 2 + [None]
 
 
-def test_lengths_that_stay_unusual_are_warned_about_now_and_then() -> None:
+@run_by(run)
+async def test_lengths_that_stay_unusual_are_warned_about_now_and_then() -> None:
     """Each one is counted; a warning comes after ten steps, and after ten more."""
+    store = owner_of("a")
+    for node in range(3):
+        store.owned[0].state.norms.note(bytes([node]) * 20, 1, 1, 1.0)
+    validator, context = validator_of(store, workers=3.0)
+    warned = []
+    for step in range(1, 2 * UNUSUAL_STEPS + 1):
+        item, identity = item_of(100.0), DeltaId(IDENTITY.node, IDENTITY.incarnation, step)
+        assert validator.validate(PUSH, identity, item) is None
+        validator.note_added(identity, item)
+        validator.note_added(identity, item)  # another shard of the same step
+        warned.append(len(records_of(context)))
 
-    async def scenario() -> None:
-        store = owner_of("a")
-        for node in range(3):
-            store.owned[0].state.norms.note(bytes([node]) * 20, 1, 1, 1.0)
-        validator, context = validator_of(store, workers=3.0)
-        warned = []
-        for step in range(1, 2 * UNUSUAL_STEPS + 1):
-            item, identity = item_of(100.0), DeltaId(IDENTITY.node, IDENTITY.incarnation, step)
+    assert context.counters.unusual_norms == 4 * UNUSUAL_STEPS
+    assert [warned.index(count) + 1 for count in (1, 2)] == [UNUSUAL_STEPS, 2 * UNUSUAL_STEPS]
+    assert {record.event for record in records_of(context)} == {"delta_norm_unusual"}
+
+
+@run_by(run)
+async def test_single_unusual_steps_and_shards_are_ordinary_training() -> None:
+    """A long delta every other step, and one long shard of three in every step, warn of nobody."""
+    store = owner_of("a")
+    for node in range(3):
+        store.owned[0].state.norms.note(bytes([node]) * 20, 1, 1, 1.0)
+    validator, context = validator_of(store, workers=3.0)
+    for step in range(1, 40):
+        for length in (100.0, 1.0, 1.0) if step > 20 else (100.0 if step % 2 else 1.0,):
+            item, identity = item_of(length), DeltaId(IDENTITY.node, 1, step)
             assert validator.validate(PUSH, identity, item) is None
             validator.note_added(identity, item)
-            validator.note_added(identity, item)  # another shard of the same step
-            warned.append(len(records_of(context)))
 
-        assert context.counters.unusual_norms == 4 * UNUSUAL_STEPS
-        assert [warned.index(count) + 1 for count in (1, 2)] == [UNUSUAL_STEPS, 2 * UNUSUAL_STEPS]
-        assert {record.event for record in records_of(context)} == {"delta_norm_unusual"}
-
-    run(scenario())
-
-
-def test_single_unusual_steps_and_shards_are_ordinary_training() -> None:
-    """A long delta every other step, and one long shard of three in every step, warn of nobody."""
-
-    async def scenario() -> None:
-        store = owner_of("a")
-        for node in range(3):
-            store.owned[0].state.norms.note(bytes([node]) * 20, 1, 1, 1.0)
-        validator, context = validator_of(store, workers=3.0)
-        for step in range(1, 40):
-            for length in (100.0, 1.0, 1.0) if step > 20 else (100.0 if step % 2 else 1.0,):
-                item, identity = item_of(length), DeltaId(IDENTITY.node, 1, step)
-                assert validator.validate(PUSH, identity, item) is None
-                validator.note_added(identity, item)
-
-        assert context.counters.unusual_norms > 20
-        assert records_of(context) == []
-
-    run(scenario())
+    assert context.counters.unusual_norms > 20
+    assert records_of(context) == []
 
 
 def pushed(validator: DeltaValidator, store: ShardStore, node: str, step: int, *values: float) -> str:
@@ -207,74 +187,62 @@ def pushed(validator: DeltaValidator, store: ShardStore, node: str, step: int, *
     return "ok"
 
 
-def test_a_delta_of_the_largest_numbers_is_refused_at_any_time() -> None:
+@run_by(run)
+async def test_a_delta_of_the_largest_numbers_is_refused_at_any_time() -> None:
     """They are finite, and their sum is not: before and after others have sent theirs, and as a repair."""
-
-    async def scenario() -> None:
-        store = owner_of("a")
-        validator, context = validator_of(store, workers=3.0)
-        largest = [3e38, -3e38, 3e38, 3e38]
-        assert pushed(validator, store, "x", 1, *largest) == "refused out_of_range"
-        for node in "bcd":
-            assert pushed(validator, store, node, 1, *[0.5] * 4) == "ok"
-        assert pushed(validator, store, "x", 2, *largest) == "refused out_of_range"
-        repaired = validator.validate(PUSH, IDENTITY, item_of(*largest, repair=True))
-        assert repaired == PushResult.refused(0, "out_of_range")
-        assert np.abs(store.owned[0].state.value).max() < 10.0
-        assert context.counters.refused_here == {"out_of_range": 3}
-
-    run(scenario())
+    store = owner_of("a")
+    validator, context = validator_of(store, workers=3.0)
+    largest = [3e38, -3e38, 3e38, 3e38]
+    assert pushed(validator, store, "x", 1, *largest) == "refused out_of_range"
+    for node in "bcd":
+        assert pushed(validator, store, node, 1, *[0.5] * 4) == "ok"
+    assert pushed(validator, store, "x", 2, *largest) == "refused out_of_range"
+    repaired = validator.validate(PUSH, IDENTITY, item_of(*largest, repair=True))
+    assert repaired == PushResult.refused(0, "out_of_range")
+    assert np.abs(store.owned[0].state.value).max() < 10.0
+    assert context.counters.refused_here == {"out_of_range": 3}
 
 
-def test_a_delta_a_thousand_times_as_long_as_those_of_the_others_is_refused() -> None:
+@run_by(run)
+async def test_a_delta_a_thousand_times_as_long_as_those_of_the_others_is_refused() -> None:
     """One of hundreds of times is added: deltas grow when training begins. One that is usual for values is, too."""
-
-    async def scenario() -> None:
-        store = owner_of("a")
-        validator, _ = validator_of(store, workers=3.0)
-        for node in "bcd":
-            assert pushed(validator, store, node, 1, *[0.01] * 4) == "ok"
-        assert pushed(validator, store, "b", 2, *[5.0] * 4) == "ok"
-        assert pushed(validator, store, "x", 2, *[11.0] * 4) == "refused out_of_range"
-        for node in "bcd":
-            assert pushed(validator, store, node, 3, *[1e-9] * 4) == "ok"
-        assert pushed(validator, store, "x", 4, *[0.09] * 4) == "ok"
-
-    run(scenario())
+    store = owner_of("a")
+    validator, _ = validator_of(store, workers=3.0)
+    for node in "bcd":
+        assert pushed(validator, store, node, 1, *[0.01] * 4) == "ok"
+    assert pushed(validator, store, "b", 2, *[5.0] * 4) == "ok"
+    assert pushed(validator, store, "x", 2, *[11.0] * 4) == "refused out_of_range"
+    for node in "bcd":
+        assert pushed(validator, store, node, 3, *[1e-9] * 4) == "ok"
+    assert pushed(validator, store, "x", 4, *[0.09] * 4) == "ok"
 
 
-def test_the_first_member_alone_does_not_set_the_measure() -> None:
+@run_by(run)
+async def test_the_first_member_alone_does_not_set_the_measure() -> None:
     """A first delta of unusual length waits for those of two others, and is refused if it is far above theirs. If all
     are that long, as the buffers of a model may be, they are added."""
+    store = owner_of("a")
+    validator, _ = validator_of(store, workers=3.0)
+    assert pushed(validator, store, "x", 1, *[1e8] * 4) == "retry no_norms_yet"
+    assert pushed(validator, store, "x", 2, *[1e8] * 4) == "retry no_norms_yet"
+    for node in "bcd":
+        assert pushed(validator, store, node, 1, *[1.0] * 4) == "ok"
+    assert pushed(validator, store, "x", 1, *[1e8] * 4) == "refused out_of_range"
 
-    async def scenario() -> None:
-        store = owner_of("a")
-        validator, _ = validator_of(store, workers=3.0)
-        assert pushed(validator, store, "x", 1, *[1e8] * 4) == "retry no_norms_yet"
-        assert pushed(validator, store, "x", 2, *[1e8] * 4) == "retry no_norms_yet"
-        for node in "bcd":
-            assert pushed(validator, store, node, 1, *[1.0] * 4) == "ok"
-        assert pushed(validator, store, "x", 1, *[1e8] * 4) == "refused out_of_range"
-
-        store = owner_of("a")
-        validator, _ = validator_of(store, workers=3.0)
-        answers = [pushed(validator, store, node, 1, *[1e5] * 4) for node in "bcdbcd"]
-        assert answers == ["retry no_norms_yet"] * 2 + ["ok"] * 4
-
-    run(scenario())
+    store = owner_of("a")
+    validator, _ = validator_of(store, workers=3.0)
+    answers = [pushed(validator, store, node, 1, *[1e5] * 4) for node in "bcdbcd"]
+    assert answers == ["retry no_norms_yet"] * 2 + ["ok"] * 4
 
 
-def test_a_node_alone_may_send_what_it_trains() -> None:
+@run_by(run)
+async def test_a_node_alone_may_send_what_it_trains() -> None:
     """Nobody else's deltas can be waited for; only what would overflow is refused."""
-
-    async def scenario() -> None:
-        store = owner_of("a")
-        validator, _ = validator_of(store, workers=1.0)
-        assert pushed(validator, store, "b", 1, *[1e5] * 4) == "ok"
-        assert pushed(validator, store, "b", 2, *[1e7] * 4) == "ok"
-        assert pushed(validator, store, "b", 3, *[1e16] * 4) == "refused out_of_range"
-
-    run(scenario())
+    store = owner_of("a")
+    validator, _ = validator_of(store, workers=1.0)
+    assert pushed(validator, store, "b", 1, *[1e5] * 4) == "ok"
+    assert pushed(validator, store, "b", 2, *[1e7] * 4) == "ok"
+    assert pushed(validator, store, "b", 3, *[1e16] * 4) == "refused out_of_range"
 
 
 def inspector_of(store: ShardStore):
@@ -284,27 +252,24 @@ def inspector_of(store: ShardStore):
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -3e38])
 @pytest.mark.parametrize("array", ["value", "momentum"])
-def test_a_shard_with_such_values_is_resigned(number: float, array: str) -> None:
+@run_by(run)
+async def test_a_shard_with_such_values_is_resigned(number: float, array: str) -> None:
     """Whichever array has them. The state is dropped, the fence rises, and the best copy is searched for."""
-
-    async def scenario() -> None:
-        store = owner_of("a")
-        inspector, context = inspector_of(store)
-        former = store.owned[0].term
-        store.owned[0].state.momentum = np.zeros(4, np.float32)
-        await inspector.inspect([0])
-        getattr(store.owned[0].state, array)[2] = number
-        await inspector.inspect([0])
-        assert 0 in store.owned, "it was looked at a moment ago"
-        await asyncio.sleep(INSPECTION_INTERVAL_S)
-        await inspector.inspect([0])
-        assert (store.owned, store.superseded) == ({}, {})
-        assert store.ownership.fence(0) > former
-        assert context.rebalance.collect_orphans() == [0]
-        assert context.counters.shards_resigned == 1
-        assert [(one.event, one.fields) for one in records_of(context)] == [("shard_resigned", {"shard": 0})]
-
-    run(scenario())
+    store = owner_of("a")
+    inspector, context = inspector_of(store)
+    former = store.owned[0].term
+    store.owned[0].state.momentum = np.zeros(4, np.float32)
+    await inspector.inspect([0])
+    getattr(store.owned[0].state, array)[2] = number
+    await inspector.inspect([0])
+    assert 0 in store.owned, "it was looked at a moment ago"
+    await asyncio.sleep(INSPECTION_INTERVAL_S)
+    await inspector.inspect([0])
+    assert (store.owned, store.superseded) == ({}, {})
+    assert store.ownership.fence(0) > former
+    assert context.rebalance.collect_orphans() == [0]
+    assert context.counters.shards_resigned == 1
+    assert [(one.event, one.fields) for one in records_of(context)] == [("shard_resigned", {"shard": 0})]
 
 
 def test_the_copy_of_a_backup_is_looked_at_once_a_second() -> None:
@@ -318,33 +283,30 @@ def test_the_copy_of_a_backup_is_looked_at_once_a_second() -> None:
     assert not is_good(state, 1.0 + INSPECTION_INTERVAL_S)
 
 
-def test_a_shard_that_trains_is_not_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(run)
+async def test_a_shard_that_trains_is_not_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass that adds a delta sees every value. One that leaves a value out of range does not count, nor one of a
     second ago."""
-
-    async def scenario() -> None:
-        looked: list[object] = []
-        monkeypatch.setattr(ShardState, "is_in_range", lambda state: looked.append(state) or True)
-        store = owner_of("a")
-        inspector, context = inspector_of(store)
-        state, clock = store.owned[0].state, context.environment.clock
-        for step in range(1, 6):
-            state.apply(DeltaId(b"x" * 20, 1, step), 1.0, np.ones(4, np.float32), store.rule)
-            state.note_addition(clock.monotonic())
-            await inspector.inspect([0])
-            await asyncio.sleep(INSPECTION_INTERVAL_S / 2)
-        assert looked == []
-        await asyncio.sleep(INSPECTION_INTERVAL_S)
-        await inspector.inspect([0])
-        assert looked == [state]
-        await asyncio.sleep(INSPECTION_INTERVAL_S)
-        state.value[1] = np.inf
-        state.apply(DeltaId(b"x" * 20, 1, 9), 1.0, np.ones(4, np.float32), store.rule)
+    looked: list[object] = []
+    monkeypatch.setattr(ShardState, "is_in_range", lambda state: looked.append(state) or True)
+    store = owner_of("a")
+    inspector, context = inspector_of(store)
+    state, clock = store.owned[0].state, context.environment.clock
+    for step in range(1, 6):
+        state.apply(DeltaId(b"x" * 20, 1, step), 1.0, np.ones(4, np.float32), store.rule)
         state.note_addition(clock.monotonic())
         await inspector.inspect([0])
-        assert looked == [state, state]
-
-    run(scenario())
+        await asyncio.sleep(INSPECTION_INTERVAL_S / 2)
+    assert looked == []
+    await asyncio.sleep(INSPECTION_INTERVAL_S)
+    await inspector.inspect([0])
+    assert looked == [state]
+    await asyncio.sleep(INSPECTION_INTERVAL_S)
+    state.value[1] = np.inf
+    state.apply(DeltaId(b"x" * 20, 1, 9), 1.0, np.ones(4, np.float32), store.rule)
+    state.note_addition(clock.monotonic())
+    await inspector.inspect([0])
+    assert looked == [state, state]
 
 
 def test_one_broken_shard_of_several_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
