@@ -86,6 +86,19 @@ class SizedBody:
         return self._buffers
 
 
+class Background:
+    """A body that gives way to everything else on the line: it is sent in slices, each once the peer has acknowledged
+    the one before, and smaller ones while they wait in a queue (`overlay.sockets.send_queue.BackgroundPace`)."""
+
+    __slots__ = ("_buffers",)
+
+    def __init__(self, buffers: Iterator[Buffer]) -> None:
+        self._buffers = buffers
+
+    def __iter__(self) -> Iterator[Buffer]:
+        return self._buffers
+
+
 class DirectBody(Protocol):
     """A received body that can write its next bytes directly into a buffer of the reader."""
 

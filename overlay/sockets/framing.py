@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from p2pnode.overlay.errors import OverlayError
 from p2pnode.overlay.sockets.connection import GATHERED_BYTES, Connection, ConnectionClosed
-from p2pnode.overlay.transport import MAX_HEAD_BYTES, Body, Buffer, SizedBody
+from p2pnode.overlay.sockets.send_queue import BackgroundPace
+from p2pnode.overlay.transport import MAX_HEAD_BYTES, Background, Body, Buffer, SizedBody
 
 #: With the end of a head of HTTP, so that a server of the web answers it at once, and is known by its answer.
 MAGIC = b"p2pn\r\n\r\n"
@@ -286,6 +287,8 @@ class BodyWriter:
 
     def __init__(self, body: Body) -> None:
         self._async = body.__aiter__() if isinstance(body, AsyncIterable) else None
+        #: Whether it gives way to everything else.
+        self.is_background = isinstance(body, Background)
         #: Whether the next chunk may take time.
         self.waits = self._async is not None
         self._sync = iter(body) if isinstance(body, Iterable) and self._async is None else None
@@ -322,12 +325,12 @@ async def write_body(
     idle_timeout_s: float | None = None,
     pauses_timeouts: bool = False,
 ) -> None:
-    """Write `start`, then the body slice by slice, in chunks if `in_chunks`.
+    """Write `start`, then the body slice by slice, in chunks if `in_chunks`, and at its own pace in the background.
 
     `idle_timeout_s` bounds the silence of each write. With `pauses_timeouts` no wait on this connection times out while
     the body produces its next chunk. Raises `BodyFailed` and what `Connection.drain` raises.
     """
-    slice_bytes = connection.sent.slice_bytes
+    pace = BackgroundPace(connection.sent) if body.is_background else connection.sent
     #: Small pieces are collected, so that each system call writes many bytes.
     pieces: list[Buffer] = []
     size = 0
@@ -338,6 +341,8 @@ async def write_body(
         pieces.clear()
         size = 0
         await connection.drain(idle_timeout_s)
+        if isinstance(pace, BackgroundPace):
+            await pace.acknowledged()
         # A write to a fast peer does not yield: without this, a large body would block the loop.
         await asyncio.sleep(0)
 
@@ -357,11 +362,12 @@ async def write_body(
             view = memoryview(bytes(view))
         if in_chunks:
             pieces.append(CHUNK_LENGTH.pack(len(view)))
-        for first in range(0, len(view), slice_bytes):
-            piece = view[first : first + slice_bytes]
+        is_borrowed = len(view) > COPY_BYTES
+        while len(view):
+            piece, view = view[: pace.slice_bytes], view[pace.slice_bytes :]
             pieces.append(piece)
             size += len(piece)
-            if size >= COPY_BYTES or len(view) > COPY_BYTES:
+            if size >= min(COPY_BYTES, pace.slice_bytes) or is_borrowed:
                 await flush()
     if in_chunks:
         pieces.append(CHUNK_LENGTH.pack(0))

@@ -8,6 +8,8 @@ smaller slices (`SendQueue.slice_bytes`), because then nothing is seen of a slic
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import socket
 import struct
 import sys
@@ -19,6 +21,8 @@ SLICE_BYTES = 1 << 20
 SMALL_SLICE_BYTES = 1 << 16
 #: `struct tcp_info` of <linux/tcp.h>: the place of `tcpi_bytes_acked`, which counts the SYN as one byte.
 _TCP_INFO_BYTES, _BYTES_ACKED_OFFSET = 256, 120
+#: The place of `tcpi_min_rtt`, in microseconds, since Linux 4.6.
+_MIN_RTT_OFFSET = 148
 #: `SO_NWRITE` of <sys/socket.h> on macOS.
 _SO_NWRITE = 0x1024
 
@@ -87,6 +91,16 @@ class SendQueue:
                 return 0
         return max(waiting, self.written - self.acknowledged())
 
+    def least_round_trip_s(self) -> float:
+        """The shortest round trip of this connection, as the kernel knows it; infinite where it does not."""
+        if self._count is None:
+            return math.inf
+        with contextlib.suppress(OSError, ValueError):
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            if len(info) >= _MIN_RTT_OFFSET + 4 and (least := struct.unpack_from("=I", info, _MIN_RTT_OFFSET)[0]):
+                return float(least) / 1e6
+        return math.inf
+
     def _look(self) -> int:
         if self._count is not None:
             try:
@@ -104,3 +118,39 @@ class SendQueue:
                     return 0
                 self._queue = None
         return taken
+
+
+#: A slice of a background body at first, and at least.
+LEAST_SLICE_BYTES = 1 << 12
+#: A slice may take this much longer than a round trip: its own time on the line, and what queues before it.
+QUEUE_S = 0.1
+#: How often an unacknowledged slice is looked at.
+LOOK_S = 0.01
+
+
+class BackgroundPace:
+    """The pace of a body that gives way (`overlay.transport.Background`), after LEDBAT (RFC 6817): a queue that grows
+    means that others want the line. One slice is under way at a time, so it adds `QUEUE_S` to a queue at most; where
+    others fill the line it is down to `LEAST_SLICE_BYTES` per round trip."""
+
+    def __init__(self, sent: SendQueue) -> None:
+        self._sent = sent
+        self._least_s = math.inf
+        self.slice_bytes = LEAST_SLICE_BYTES
+
+    async def acknowledged(self) -> None:
+        """Wait until everything written is acknowledged, and choose the size of the next slice."""
+        now = asyncio.get_running_loop().time
+        began_s = now()
+        while self._sent.queued():  # noqa: ASYNC110 (the kernel tells nobody)
+            await asyncio.sleep(LOOK_S)
+        self.took(now() - began_s)
+
+    def took(self, seconds: float) -> None:
+        """A slice was acknowledged after so long."""
+        self._least_s = min(self._least_s, seconds, self._sent.least_round_trip_s())
+        queued_s = seconds - self._least_s
+        if queued_s > QUEUE_S:
+            self.slice_bytes = max(self.slice_bytes // 2, LEAST_SLICE_BYTES)
+        elif queued_s < QUEUE_S / 2:
+            self.slice_bytes = min(2 * self.slice_bytes, SLICE_BYTES)

@@ -70,12 +70,17 @@ class SlowLine:
         far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         for one in (near, far):
             one.setblocking(False)
+        ways: list[asyncio.Future[None]] = []
         try:
             await loop.sock_connect(far, (self.target.host, self.target.port))
-            await asyncio.gather(self._carry(near, far, 0), self._carry(far, near, 1))
+            ways = [asyncio.ensure_future(self._carry(near, far, 0)), asyncio.ensure_future(self._carry(far, near, 1))]
+            await asyncio.gather(*ways)
         except OSError:
             pass
         finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
             near.close()
             far.close()
 

@@ -11,7 +11,7 @@ import pytest
 from p2pnode.overlay.addresses import Address, NodeAddress
 from p2pnode.overlay.sockets import connection as connection_module
 from p2pnode.overlay.sockets import send_queue
-from p2pnode.overlay.transport import SizedBody
+from p2pnode.overlay.transport import Background, Body, SizedBody
 from tests.harness.runner.stories import played_by, run_by
 from tests.process.harness.members import Member, until
 from tests.process.harness.members import ask as ask_member
@@ -140,3 +140,24 @@ async def test_the_meter_shows_the_rate_of_the_line() -> None:
             assert acknowledged / took_s < 1.3 * 2 * MB  # a busy machine slows it; it is never faster
             await task
         assert one.transport._streams.read().acknowledged_bytes >= 4 * MB
+
+
+@run_by("run")
+async def test_a_body_that_gives_way_leaves_the_queue_short() -> None:
+    """An ordinary body of a megabyte waits in the kernel as a whole; one in the background a tenth of a second's bytes
+    at a time, and arrives as well."""
+
+    async def most_queued(one: Node, address: Address, body: Body) -> int:
+        task = asyncio.ensure_future(ask(one, address, "count", b"", body))
+        most = 0
+        while not task.done():
+            most = max(most, one.transport._streams.read().queued_bytes)
+            await asyncio.sleep(0.005)
+        assert (await task)[0] == str(MB).encode()
+        return most
+
+    async with Node() as one, Node() as two, SlowLine(two.address, rate=MB) as address:
+        pieces = [bytes(MB // 8)] * 8
+        ordinary = await most_queued(one, address, pieces)
+        background = await most_queued(one, address, Background(iter(pieces)))
+        assert background < ordinary / 2
