@@ -5,12 +5,12 @@ for it, and it may take `PART_ALONE`. Once the line is measured (`overlay.line_r
 form (`training.encoding.step_bytes`) over its rate decide. A less lossy codec must fit into four fifths of that time,
 and every change must be decided twice in a row, so a rate near an edge changes nothing.
 
-A line is measured only when it was busy for some time. Before that the first push has a quarter of a megabyte, or is in
-the densest partial codec; it is shorter where the rate at which the vector was received shows that the line carries no
-more. While pushes take less than half of their time, the least lossy codec is tried that fits by what they took; one
-that takes more than its time is given up for a while. A slow line is busy during a probe, and measured then; a fast one
-ends at the most exact codec within a few steps. A measured rate may still be too small, because of slow peers: pushes
-that take little of their time overrule it.
+A line is measured only when it was busy for some time. Before that the first push has 64 KiB, or the fewest values:
+what it leaves out follows in the next one, and a longer push would fill a slow line until all nodes have noticed. While
+pushes take less than half of their time, the least lossy codec is tried that fits by what they took; one that takes
+more than its time is given up for a while. A slow line is busy during a probe, and measured then; a fast one ends at
+the most exact codec within a few steps. A measured rate may still be too small, because of slow peers: pushes that take
+little of their time overrule it.
 
 `CodecChoice` decides, purely; `CodecControl` gathers the measured line, the shares of this node and the times.
 """
@@ -37,10 +37,6 @@ CLIMB = 0.8
 CONFIRMATIONS = 2
 #: So few bytes are sent in the most exact codec over any line: their time is the round trip.
 SMALL_BYTES = 64 * 1024
-#: The first push over a line that is not known has at most so many bytes, or is in the densest partial codec: with what
-#: that leaves to later deltas hardly anything is learned later.
-PROBE_BYTES = 1 << 18
-DENSEST_PARTIAL = next(name for name in CHOICES if CODECS[name].is_partial)
 #: After a try that took too long, so many steps pass before the next.
 TRY_AGAIN_STEPS = 10
 
@@ -59,16 +55,14 @@ class LineFacts:
     step_s: float
     push_s: float | None
     is_beside: bool
-    joined_bytes_per_s: float | None = None
 
     @property
     def rates(self) -> tuple[float, float] | None:
         """Bytes per second up and down; None: neither is measured.
 
-        A line receives no slower than it sends; what was received so far may be all that was sent to this node. Before
-        the upload is measured the rate counts at which a joiner was sent the vector for some time.
+        A line receives no slower than it sends; what was received so far may be all that was sent to this node.
         """
-        up = self.upload_bytes_per_s if self.upload_bytes_per_s is not None else self.joined_bytes_per_s
+        up = self.upload_bytes_per_s
         return None if up is None else (up, max(self.download_bytes_per_s or 0.0, up))
 
     @property
@@ -127,16 +121,10 @@ class CodecChoice:
     def _first(self, facts: LineFacts) -> tuple[CodecName, str]:
         if facts.upload_bytes_per_s is not None and facts.step_s:
             return self._by_rate(facts)
-        if self.needed_bytes(facts, LEAST_LOSSY) <= SMALL_BYTES:
-            return LEAST_LOSSY, _SMALL
-        denser = CHOICES[: CHOICES.index(DENSEST_PARTIAL)]
-        fitting = (one for one in denser if step_bytes(facts.shape, one).pushed <= PROBE_BYTES)
-        probe = next(fitting, DENSEST_PARTIAL)
-        if facts.rates is not None and facts.step_s:
-            received = self._by_rate(facts)
-            if _is_lossier(received[0], probe):
-                return received
-        return probe, "the line is not measured yet"
+        # To the owners, or forwarded to the backups of this node's own shards: all of a delta goes over the line once.
+        values = facts.shape.parameters if facts.shape.nodes > 1.0 else 0
+        fitting = (one for one in CHOICES if CODECS[one].bytes_per_value * values <= SMALL_BYTES)
+        return next(fitting, CHOICES[-1]), "the line is not measured yet"
 
     def _by_rate(self, facts: LineFacts) -> tuple[CodecName, str]:
         rates = facts.rates
@@ -209,8 +197,6 @@ def _is_lossier(one: CodecName, other: CodecName) -> bool:
     return CHOICES.index(one) > CHOICES.index(other)
 
 
-#: A vector that came in less time shows how busy the machines were, not how slow the line is.
-MIN_RECEIVED_S = 5.0
 #: Training times of which the median counts. Waiting is in none of them: a slow exchange earns no time.
 RECENT_STEPS = 7
 
@@ -228,8 +214,6 @@ class CodecControl:
         self._is_beside = is_beside
         self._trained_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._push_s: float | None = None
-        #: Bytes per second of the vector that this node was sent when it joined.
-        self._joined_at: float | None = None
 
     def before_push(self) -> None:
         """A delta is about to be encoded: choose its codec, and log a change."""
@@ -241,11 +225,6 @@ class CodecControl:
     def trained(self, seconds: float) -> None:
         """A step was trained in so long, the exchange not counted."""
         self._trained_s.append(max(seconds, 1e-6))
-
-    def received(self, received_bytes: int, seconds: float) -> None:
-        """The vector came in so long. A short time says nothing of the line."""
-        if seconds >= MIN_RECEIVED_S and received_bytes:
-            self._joined_at = received_bytes / seconds
 
     def pushed(self, seconds: float, *, is_complete: bool) -> None:
         """A push took so long; `is_complete`: every owner has acknowledged it."""
@@ -260,5 +239,4 @@ class CodecControl:
             step_s=median_high(self._trained_s) if self._trained_s else 0.0,
             push_s=self._push_s,
             is_beside=self._is_beside,
-            joined_bytes_per_s=self._joined_at,
         )
