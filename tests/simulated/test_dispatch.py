@@ -118,8 +118,8 @@ def test_a_daemon_that_starts_again_in_time_goes_on_in_its_tasks() -> None:
     assert found.keys() == every_place(2).keys()
     assert len(swarm.of("dispatch_resumed")) >= 3
     assert swarm.of("dispatch_worker_gone") == []
-    # A step that was trained and not yet counted, for each of the three kills.
-    assert sum(count - 1 for count in found.values()) <= 3 * 4
+    # A step that was trained and not yet counted, and the one after it, for each of the three kills.
+    assert sum(count - 1 for count in found.values()) <= 3 * 2 * 4
 
 
 def test_a_daemon_that_starts_again_too_late_does_not_train_what_others_have() -> None:

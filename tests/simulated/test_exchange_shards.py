@@ -139,28 +139,25 @@ def test_a_shard_moves_to_a_better_node_after_its_tenure_and_its_backup_to_the_s
     simulate(scenario, nodes=4, shards=1, tenure_s=10.0)
 
 
-@pytest.mark.parametrize("holds", [True, False])
-def test_a_learner_that_holds_the_published_value_is_sent_half(holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From two bytes a value it makes every bit; without that value it is sent the whole."""
-    monkeypatch.setattr("p2pnode.training.exchange.owner.publishing.UNUSED_S", 3.0)
+@pytest.mark.parametrize("is_initial", [True, False])
+def test_a_learner_that_made_the_initial_values_itself_is_sent_none(is_initial: bool) -> None:
+    """Nodes that begin alike need no copy of a shard to which nothing was added; after a delta it is sent whole."""
 
     async def scenario(world: World) -> None:
         former, better = owner(world), bystander(world)
-        await exchange_of(former).push(1, 0, 1.0, np.random.default_rng(1).normal(size=64).astype(np.float32))
-        # Nobody has asked for the initial values for a while: this pull begins a publication.
-        if holds:
-            await exchange_of(better).pull(1)
+        if not is_initial:
+            await exchange_of(former).push(1, 0, 1.0, np.random.default_rng(1).normal(size=64).astype(np.float32))
         sizes, carry = list[int](), world.carry
 
         def noted(source: Any, to: Any, name: str, payload: bytes, buffers: list[bytes], answer: Any) -> None:
             if name == "state":
-                sizes.append(max(map(len, buffers)))
+                sizes.append(sum(map(len, buffers)))
             carry(source, to, name, payload, buffers, answer)
 
         world.carry = noted  # type: ignore[method-assign]
         prefer(world, better, former)
         await until(world, lambda: owner(world) is better, within_s=2 * BOUND_S, what="the shard has moved")
-        assert sizes[:1] == [128 if holds else 256]
+        assert (sizes[0] >= 4 * 64) is not is_initial
         await until(world, lambda: logged(world) and paired(world), within_s=BOUND_S, what="a pair")
 
     simulate(scenario, nodes=4, shards=1, values=64, codec="int8", settle_s=6.0)
@@ -223,6 +220,32 @@ def test_a_move_that_fails_is_tried_again_and_no_delta_waits_for_ever(name: str,
             assert events(world, "shard_move_failed")
 
     simulate(scenario, nodes=5, shards=1)
+
+
+def test_a_copy_goes_on_while_its_receiver_misses_forwards() -> None:
+    """Over a full line: the deltas wait for the only node that has them beside the owner, and its copy is not sent
+    again."""
+
+    async def scenario(world: World) -> None:
+        alone, carry = owner(world), world.carry
+        await exchange_of(alone).push(1, 0, 1.0, ONES.copy())
+
+        def slow(source: Any, to: Any, name: str, *rest: Any) -> None:
+            asyncio.get_running_loop().call_later(0.8 if name == "state" else 0.0, carry, source, to, name, *rest)
+
+        world.carry = slow  # type: ignore[method-assign]
+        seen = requests_seen(world)
+        await join(world, "n1")
+        await until(world, lambda: owned(world).learner is not None, within_s=20.0, what="a learner")
+        with striking(world.rejected, "forward"):
+            pushed = asyncio.create_task(exchange_of(alone).push(2, 1, 1.0, ONES.copy()))
+            await until(world, lambda: owned(world).learner is None, within_s=BOUND_S, what="the end of the copy")
+        assert (await pushed).outstanding == 0
+        assert value(world) == [2.0]
+        await until(world, lambda: logged(world) and paired(world), within_s=BOUND_S, what="a backup")
+        assert [name for _, _, name in seen].count("state") == 1
+
+    simulate(scenario, nodes=1, shards=1)
 
 
 def test_a_backup_that_lacks_something_is_not_handed_the_shard() -> None:

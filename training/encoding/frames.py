@@ -36,7 +36,6 @@ class Part(IntEnum):
     MOMENTUM = 2
     PENDING = 4  # one delta of `pending`; `sequence` is its place in the head's list
     CHANGE = 5  # one change of a published value; `version` is the published version that it leads to
-    LOW = 6  # the lower half of each value, in two bytes (`training.encoding.low_bits`)
     BATCH = 7  # bytes: a batch of named values; `version` is their number in all, `step` is 1 in the last of its kind
     TABLE = 8  # bytes: a piece of a table of named values, in the same way
     UPDATES = 9  # bytes: updates of named values, in the same way

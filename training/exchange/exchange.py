@@ -195,6 +195,7 @@ class Exchange:
             environment,
             settings,
             codec,
+            self.publisher,
             synchronous=synchronous,
         )
         self.reconciler = SplitReconciler(
@@ -365,14 +366,9 @@ class Exchange:
             self.rebalancer.allow_takeover()  # it owned them all, and those that have gone on may own none
         report = PullReport(0, [], [])
         if not self.store.holds_values:
-            clock, counters = self.environment.clock, self.counters
-            began, before_bytes = clock.monotonic(), counters.bytes_received
             if all(term == ZERO_TERM for term, _ in self.replica.versions()):
                 await self.pull_client.claim_initial_values(self._genesis)
             report = await self.pull_client.pull(self.run.step, deadline_s=None)
-            received_bytes = counters.bytes_received - before_bytes
-            if received_bytes >= self.replica.vector.size:  # of changes alone no rate can be told
-                self.codec_control.received(received_bytes, clock.monotonic() - began)
         self._settle()
         return report
 

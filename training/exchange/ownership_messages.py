@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from p2pnode.training.encoding import low_bits
 from p2pnode.training.exchange.messages import MAX_CHANGES, MAX_DELTAS, Digest, PublicationId, Shards
 from p2pnode.training.exchange.terms import (
     MAX_SHARDS,
@@ -35,9 +34,6 @@ Ranges = Annotated[list[tuple[Number, Number]], Meta(max_length=Applied.MAX_RANG
 Identities = Annotated[list[tuple[NodeId, Number, Ranges]], Meta(max_length=65536)]
 #: Of a model's integer buffers; with their message they fit a head.
 MAX_BUFFERS_BYTES = 1_000_000
-#: The bits of a float32, and how many a state may name (`training.encoding.low_bits`).
-Bits = Annotated[int, Meta(ge=0, lt=1 << 32)]
-MAX_EXCEPTIONS = low_bits.MAX_EXCEPTIONS
 #: Rows of identities in one `request_repair`.
 MAX_SOUGHT = 8192
 #: Pending deltas of one state.
@@ -52,7 +48,7 @@ class ShardList(msgspec.Struct, frozen=True, array_like=True):
     """What a request or an answer is about, where its name says the rest (docs/protocol.md): `query_replicas`,
     `request_takeover`, `backing`, `offer_repair`, `state`, and the answers to `offer_repair` and `fetch`.
 
-    Of each shard a body of states has a `RECORD` with its `StateHead`, then `VALUE`, or `LOW` where that names a
+    Of each shard a body of states has a `RECORD` with its `StateHead`, then `VALUE`, unless that names a
     publication, then `MOMENTUM`, then one `PENDING` per pending delta; the answer to `offer_repair` has a `RECORD` with
     its `OwnedHistory`.
     """
@@ -84,10 +80,9 @@ class StateHead(msgspec.Struct, frozen=True, array_like=True):
     pending: Annotated[list[tuple[NodeId, Number, Number, Weight, bool, bool]], Meta(max_length=MAX_PENDING)]
     era_term: Term = ZERO_TERM
     norms: Annotated[list[tuple[NodeId, Number, Number, Length]], Meta(max_length=MAX_NORMS)] = []
-    #: With the name of a publication, `LOW` travels instead of `VALUE`: what the first published value of that
-    #: publication, which the receiver has said that it holds, lacks. `exceptions`: place, and the bits of the value.
+    #: With the name of a publication no `VALUE` travels: it is the first published value of that publication, which the
+    #: receiver has said that it holds.
     publication: PublicationId = b""
-    exceptions: Annotated[list[tuple[int, Bits]], Meta(max_length=MAX_EXCEPTIONS)] = []
     #: How many deltas the value has that are not in `applied`.
     unlisted: Number = 0
     #: Steps below this of a start that `applied` does not list may be in the value.

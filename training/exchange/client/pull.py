@@ -29,6 +29,7 @@ from p2pnode.training.exchange.client.subscriber import Subscriber
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
 from p2pnode.training.exchange.owner.final_values import FinalValues
+from p2pnode.training.exchange.owner.publishing import Publisher
 from p2pnode.training.exchange.owner.validation import ShardInspector
 from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.run_state import Counters, RunState
@@ -87,6 +88,7 @@ class PullClient:
     environment: Environment
     settings: ExchangeSettings
     codec: CodecChoice
+    publisher: Publisher
     synchronous: bool
 
     def __post_init__(self) -> None:
@@ -123,6 +125,9 @@ class PullClient:
         # Promise 3: nobody waits for owners that are out of reach.
         if deadline_s is not None and not (is_final or self.synchronous) and self.directory.is_apart():
             return PullReport(0, [], list(range(len(self.store))))
+        for shard, published in self.publisher.take_left().items():
+            if shard not in self.store.owned:
+                await self._subscriber.enter(shard, published)
         began, is_joiners = self._clock.monotonic(), deadline_s is None
         job = Job(step, dict.fromkeys(self._order), StepWait(deadline_s), began, is_joiners, is_final)
         self._download = job if is_joiners else None

@@ -14,7 +14,7 @@ from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import Allocate, BadFrame, FrameReader, Part, new_memory, read_encoded
 from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.messages import PullResult
-from p2pnode.training.exchange.owner.published import ApproximatedState, apply_all, begin_run, whole
+from p2pnode.training.exchange.owner.published import ApproximatedState, Published, apply_all, begin_run, whole
 from p2pnode.training.exchange.peer_score import Nonsense
 from p2pnode.training.exchange.run_state import Counters
 from p2pnode.training.exchange.store.replica import NO_POSITION, Position, Replica
@@ -45,14 +45,18 @@ class Subscriber:
         self._digests: dict[int, bytes] = {}
 
     async def claim(self, genesis: bytes, shard: int) -> None:
-        """This node's script has made initial values: if they are the run's, to the rounding of a publication, its
+        """This node's script has made initial values: if they are the run's, bit by bit, its
         owner sends only what has changed since. Without a version until the owner has confirmed it."""
         source = ApproximatedState(ZERO_TERM, 0)
         value = self._replica.slice_of(shard)
         own = await off_loop(self._executor, value.size, begin_run, genesis, shard, value, source)
-        position = Position(own.publication, 0)
-        if await self.write(shard, own.value, (ZERO_TERM, 0), position):
-            self._digests[shard] = own.digest
+        await self.enter(shard, own)
+
+    async def enter(self, shard: int, published: Published) -> None:
+        """Follow from a published value that this node has itself."""
+        position = Position(published.publication, published.version)
+        if await self.write(shard, published.value, published.source, position):
+            self._digests[shard] = published.digest
 
     async def read(self, reader: FrameReader, result: PullResult, memory: Allocate) -> tuple[Arrays, int]:
         """The arrays of one answer, with their bytes. Raises `BadFrame` if they are not what the answer names."""

@@ -7,10 +7,10 @@ Tang et al. 2019, DoubleSqueeze). A puller that has p of version u gets the chan
 is less. The operations on float32 are the same at owner and follower, so all who follow hold the same bits; a digest
 proves it.
 
-A publication begins with p = x rounded to bfloat16 (`begin_run` names that of a run's initial values): those who enter
-at its beginning, at the start of a swarm and after a take-over all at once, are sent two bytes per value, and what was
-rounded off comes with the first change. A follower that enters later is sent float32, because p is no longer exact in
-bfloat16: four bytes once, and then the same bits.
+A publication begins with p = x rounded to bfloat16: those who enter at its beginning, after a take-over all at once,
+are sent two bytes per value, and what was rounded off comes with the first change. A follower that enters later is sent
+float32, because p is no longer exact in bfloat16: four bytes once, and then the same bits. That of a run's initial
+values is exact from the beginning (`begin_run`), so who has made the same ones holds the state of a shard, too.
 
 A `Published` is never changed. The next version is a new one, so that an answer that is still being sent keeps the old.
 """
@@ -57,7 +57,8 @@ class ApproximatedState(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Published:
     """`value` is p, float32[n], in its `version`, counted from 0 in each publication. `source`: p is near to the state
-    of the shard at that version. `changes` are the last ones, oldest first."""
+    of the shard at that version. `whole_codec`: the shortest one that gives every bit of p. `changes` are the last
+    ones, oldest first."""
 
     publication: bytes
     version: int
@@ -65,11 +66,7 @@ class Published:
     digest: bytes
     source: ApproximatedState
     changes: tuple[Change, ...] = ()
-
-    @property
-    def whole_codec(self) -> CodecName:
-        """The shortest codec that gives every bit of `value`."""
-        return "bfloat16" if self.version == 0 else "float32"
+    whole_codec: CodecName = "float32"
 
     def since(self, version: int) -> tuple[Change, ...] | None:
         """The changes after a version, oldest first; None if the whole is needed, or is less."""
@@ -106,23 +103,17 @@ def digest_of(value: Vector) -> bytes:
 
 def begin(publication: bytes, value: Vector, source: ApproximatedState) -> Published:
     """A new publication from a shard's value, `float32[n]`."""
-    rounded = _rounded(value)
-    return Published(publication, 0, rounded, digest_of(rounded), source)
+    rounded = np.empty(value.size, dtype=np.float32)
+    codecs.decode(codecs.encode(value, "bfloat16"), "bfloat16", rounded)
+    return Published(publication, 0, rounded, digest_of(rounded), source, whole_codec="bfloat16")
 
 
 def begin_run(genesis: bytes, shard: int, value: Vector, source: ApproximatedState) -> Published:
     """The publication of a shard's initial value, `float32[n]`, of a run. Its name follows from the value, so a node
     whose script has made the same one needs no copy of it."""
-    rounded = _rounded(value)
-    digest = digest_of(rounded)
-    named_by = genesis + shard.to_bytes(4, "little") + digest
-    return Published(hashlib.blake2b(named_by, digest_size=PUBLICATION_ID_BYTES).digest(), 0, rounded, digest, source)
-
-
-def _rounded(value: Vector) -> Vector:
-    rounded = np.empty(value.size, dtype=np.float32)
-    codecs.decode(codecs.encode(value, "bfloat16"), "bfloat16", rounded)
-    return rounded
+    digest = digest_of(value)
+    name = hashlib.blake2b(genesis + shard.to_bytes(4, "little") + digest, digest_size=PUBLICATION_ID_BYTES).digest()
+    return Published(name, 0, value.copy(), digest, source)
 
 
 def next_version(published: Published, value: Vector, source: ApproximatedState, codec: CodecName) -> Published:

@@ -111,6 +111,8 @@ class Publisher:
         self._entropy = self.environment.entropy
         self._executor = self.environment.executor
         self._publications: dict[int, _Publication] = {}
+        #: What was published of the shards that were handed over since the last pull: this node follows from there.
+        self._left: dict[int, Published] = {}
         self._one_at_a_time = asyncio.Lock()
 
     def published(self, shard: int) -> Published | None:
@@ -254,6 +256,17 @@ class Publisher:
                 missing = tuple(changes[len(changes) - lacking :])
                 work.append((info.shard, self.replica.slice_of(info.shard), missing, last))
         return await self._executor.run(_continued, work) if work else {}
+
+    def leave(self, shard: int) -> None:
+        """Another node goes on with the publication of this shard."""
+        if (published := self.published(shard)) is not None:
+            self._left[shard] = published
+            del self._publications[shard]
+
+    def take_left(self) -> dict[int, Published]:
+        """What was published of the shards handed over since the last call, by shard."""
+        left, self._left = self._left, {}
+        return left
 
     def go_on(self, shard: int, owned: Owned, published: Published) -> None:
         """This node owns the shard now, and goes on from the value that its followers hold."""

@@ -206,7 +206,9 @@ class DeltaReplicator:
         except TransportError as error:
             self.swarm.suspect(to.node_id, str(error))
             for _, owned in pairs:
-                owned.remove_learner(to.node_id)  # it missed a delta
+                # Promise 10: without a backup the delta waits for the learner in any case; its copy is not begun anew.
+                if owned.backup is not None:
+                    owned.remove_learner(to.node_id)
             self.rebalance.wake()
             return set()
         acknowledged: set[Receipt] = set()

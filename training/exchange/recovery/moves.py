@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.transport import Background
 from p2pnode.training.cooperative import LoopYielder
-from p2pnode.training.encoding import low_bits
-from p2pnode.training.encoding.codecs import Encoded, Vector
+from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import sized
 from p2pnode.training.exchange.directory import PARTNER_TIMEOUT_S
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
@@ -125,14 +126,10 @@ class ShardMoves:
     async def _send_states(self, to: Contact, snapshots: list[Snapshot], publications: dict[int, bytes]) -> None:
         """`publications`: of which publication the receiver holds the first published value."""
         first = self.publisher.first_value
-        bases = {
-            shard: (publication, first(shard, publication))
-            for shard, publication in publications.items()
-            if publication
-        }
-        snapshots, low = await self._executor.run(_with_low_bits, snapshots, bases)
+        bases = {shard: (name, first(shard, name)) for shard, name in publications.items() if name}
+        snapshots = await self._executor.run(_without_held, snapshots, bases)
         message = ShardList([head.shard for head, _ in snapshots])
-        async with self.rpc.request("state", to, message, shard_states.body(snapshots, low)) as answer:
+        async with self.rpc.request("state", to, message, Background(shard_states.body(snapshots))) as answer:
             taken = self.rpc.decoded(to, answer.head, TransferResult).taken
         me, now = self.rpc.me, self._clock.monotonic()
         for shard, term in [(head.shard, head.term) for head, _ in snapshots if head.shard in taken]:
@@ -183,6 +180,7 @@ class ShardMoves:
         owned = self.store.owned.get(info.shard)
         if is_taken:
             if owned is not None:
+                self.publisher.leave(info.shard)
                 self.store.become_backup(info.shard, to, info.term)
             if not self.has_backups:
                 self.store.backed.pop(info.shard, None)
@@ -190,16 +188,11 @@ class ShardMoves:
             self.store.drop_backup(info.shard, self.rpc.me)
 
 
-def _with_low_bits(
-    snapshots: list[Snapshot], bases: Mapping[int, tuple[bytes, Vector | None]]
-) -> tuple[list[Snapshot], dict[int, Encoded]]:
-    """The snapshots, and per shard what its receiver's base lacks of the value, where that is less than the value."""
-    found, low = list[Snapshot](), dict[int, Encoded]()
+def _without_held(snapshots: Sequence[Snapshot], bases: Mapping[int, tuple[bytes, Vector | None]]) -> list[Snapshot]:
+    """The snapshots; where the value is the base that its receiver holds, bit by bit, the head names that instead."""
+    found = list[Snapshot]()
     for head, state in snapshots:
         publication, base = bases.get(head.shard, (b"", None))
-        if base is not None and (lacking := low_bits.encode(state.value, base)) is not None:
-            low[head.shard] = lacking.low
-            found.append((msgspec.structs.replace(head, publication=publication, exceptions=lacking.exceptions), state))
-        else:
-            found.append((head, state))
-    return found, low
+        is_held = base is not None and np.array_equal(state.value.view(np.uint32), base.view(np.uint32))
+        found.append((msgspec.structs.replace(head, publication=publication) if is_held else head, state))
+    return found

@@ -10,7 +10,7 @@ writes the files.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -19,18 +19,15 @@ import numpy as np
 from p2pnode.overlay.environment import Executor
 from p2pnode.overlay.transport import Buffer
 from p2pnode.training.cooperative import VALUES_PER_ROW, off_loop
-from p2pnode.training.encoding import low_bits
-from p2pnode.training.encoding.codecs import Encoded, Vector
+from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import (
     BadFrame,
     FrameReader,
     Part,
     blob_frames,
-    encoded_frames,
     frames,
     read_array,
     read_blob,
-    read_encoded,
 )
 from p2pnode.training.exchange.messages import read_record, record_frames
 from p2pnode.training.exchange.ownership_messages import StateHead
@@ -121,15 +118,11 @@ def restore(
 MAX_PIECE_BYTES = 64 * 1024 * 1024
 
 
-def body(snapshots: list[tuple[StateHead, ShardState]], low: Mapping[int, Encoded] | None = None) -> Iterator[Buffer]:
-    """The heads of the states, and their arrays, in the order that `read_state` expects; exact, because float32, or
-    `low` and what the receiver holds of the shard."""
+def body(snapshots: Iterable[tuple[StateHead, ShardState]]) -> Iterator[Buffer]:
+    """The heads of the states, and their arrays, in the order that `read_state` expects; exact, because float32."""
     for head, state in snapshots:
         yield from record_frames(head.shard, head)
-        if head.publication and low is not None:
-            # Two bytes a value, as frames of bfloat16 have them.
-            yield from encoded_frames(head.shard, low[head.shard], "bfloat16", Part.LOW, version=head.version)
-        else:
+        if not head.publication:
             yield from frames(head.shard, state.value, "float32", Part.VALUE, version=head.version)
         if state.momentum is not None:
             yield from frames(head.shard, state.momentum, "float32", Part.MOMENTUM)
@@ -175,7 +168,9 @@ async def read_state(
         raise BadFrame(f"the state of shard {head.shard} is not plausible: {reason}")
     size, parameters = store.size(head.shard), store.parameters(head.shard)
     if head.publication:
-        value = await _completed(reader, head, store.base(head.shard, head.publication), size)
+        if (base := store.base(head.shard, head.publication)) is None:
+            raise BadFrame(f"shard {head.shard}: the catch-up has begun anew, and its base is gone")
+        value = base.copy()
     else:
         value, _, _ = await read_array(reader, head.shard, Part.VALUE, size)
     momentum = None
@@ -197,19 +192,6 @@ def _restored(
     """The state, and whether its values may be used."""
     state = restore(head, parameters, value, momentum, pending)
     return state, state.is_in_range()
-
-
-async def _completed(reader: FrameReader, head: StateHead, base: Vector | None, size: int) -> Vector:
-    """The value of a state, from what this learner holds and what that lacks."""
-    if base is None:
-        raise BadFrame(f"shard {head.shard}: the catch-up has begun anew, and its base is gone")
-    low, codec = await read_encoded(reader, head.shard, Part.LOW, size)
-    if codec != "bfloat16":
-        raise BadFrame(f"shard {head.shard}: two bytes per value expected, got {codec}")
-    try:
-        return low_bits.decode(low, head.exceptions, base)
-    except ValueError as error:
-        raise BadFrame(f"shard {head.shard}: {error}") from error
 
 
 _DIGEST_BYTES = 32

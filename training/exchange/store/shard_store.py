@@ -281,7 +281,7 @@ class ShardStore:
         return True
 
     def note_base(self, shard: int, owner: bytes, publication: bytes, value: Vector) -> bool:
-        """This node holds the first published value of a publication: the owner may send the state as what that lacks.
+        """This node holds the first published value of a publication: the owner need not send it.
         False if it waits for no state from this owner."""
         backed = self.backed.get(shard)
         if backed is None or backed.state is not None or backed.owner.node_id != owner:

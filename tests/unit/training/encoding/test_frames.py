@@ -111,7 +111,6 @@ def test_the_parts_never_change_their_numbers() -> None:
         ("MOMENTUM", 2),
         ("PENDING", 4),
         ("CHANGE", 5),
-        ("LOW", 6),
         ("BATCH", 7),
         ("TABLE", 8),
         ("UPDATES", 9),
