@@ -13,12 +13,12 @@ from p2pnode.overlay.peers import Activity, Heartbeat
 from p2pnode.overlay.sealing.handshake import CLOCK_BOUND_S
 from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 from tests.harness.environment.simulated import VirtualClock
+from tests.harness.environment.virtual_loop import run
 from tests.harness.network.transport import MemoryTransport
 from tests.harness.runner.stories import run_by
 from tests.harness.swarms import overlay_swarm
 from tests.harness.swarms.overlay_swarm import PORT, OverlayWorld, address_of
 from tests.simulated import test_overlay_swarm as open_swarm
-from tests.simulated.test_overlay_swarm import play
 
 KEY, NEXT_KEY = SwarmKey(b"k" * 32), SwarmKey(b"n" * 32)
 RING = KeyRing((KEY,))
@@ -55,7 +55,7 @@ def test_a_crash_is_found_within_the_bound(seed: int, loss: float, monkeypatch: 
     open_swarm.test_a_crash_is_found_within_the_bound_by_its_watchers(seed=seed, loss=loss)
 
 
-@run_by(play)
+@run_by(run)
 async def test_step_queries_cost_an_aead_and_no_signature() -> None:
     """After the first contact, ten rounds of step queries to all nodes start no handshake."""
     world = OverlayWorld(31, keys=RING)
@@ -73,7 +73,7 @@ async def test_step_queries_cost_an_aead_and_no_signature() -> None:
 
 
 @pytest.mark.promise(8)
-@run_by(play)
+@run_by(run)
 async def test_an_unauthenticated_peer_changes_nothing() -> None:
     """A node with another key that knows run, genesis, ids and addresses gets no answer, and enters no table."""
     world = OverlayWorld(32, keys=RING)
@@ -94,7 +94,7 @@ async def test_an_unauthenticated_peer_changes_nothing() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_recorded_datagrams_change_nothing() -> None:
     """All datagrams of five nodes, replayed to every node from the old sources: no answer, no change."""
     world = OverlayWorld(33, keys=RING)
@@ -125,7 +125,7 @@ async def test_recorded_datagrams_change_nothing() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_member_cannot_speak_for_another() -> None:
     """A heartbeat in another's name, sealed under the sender's own session, is dropped and counted: its step has no
     effect."""
@@ -145,7 +145,7 @@ async def test_a_member_cannot_speak_for_another() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_a_false_leave_is_asked_about_and_not_believed() -> None:
     """A member that reports another's leave causes probes and nothing else."""
     world = OverlayWorld(35, keys=RING)
@@ -161,7 +161,7 @@ async def test_a_false_leave_is_asked_about_and_not_believed() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_rotating_the_key_loses_no_node() -> None:
     """Nodes change their keys one after the other, each step within seconds of the last: no node is ever suspected. A
     node that kept only the old key is outside in the end."""
@@ -195,7 +195,7 @@ async def test_rotating_the_key_loses_no_node() -> None:
     await world.stop()
 
 
-@run_by(play)
+@run_by(run)
 async def test_clocks_within_the_bound_join_and_beyond_it_are_told_of() -> None:
     """Nodes twenty seconds off, either way, become peers; one further off than the bound does not, and its peer warns
     by how much."""
