@@ -14,7 +14,7 @@ from p2pnode.training.exchange.messages import Push
 from p2pnode.training.exchange.store.records import KnownOwner
 from p2pnode.training.exchange.terms import Term
 from p2pnode.training.shards.applied import DeltaId
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.exchange_story import (
     BOUND_S,
     ONES,
@@ -44,25 +44,20 @@ def remember(member: Member, term: Term) -> None:
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 @pytest.mark.parametrize("nodes", [1, 5])
-def test_a_delta_may_be_overwritten_when_its_push_has_returned(codec: str, nodes: int) -> None:
+@played_by(simulate, nodes=Fixture("nodes"), codec=Fixture("codec"))
+async def test_a_delta_may_be_overwritten_when_its_push_has_returned(world: World, *, nodes: int) -> None:
     """A trainer overwrites its delta while it is sent again and again: the owners add what it was."""
+    member, delta, taken = world.running()[-1], 3 * ONES, []
+    world.links = Links(loss=0.3)
 
-    async def scenario(world: World) -> None:
-        member, delta, taken = world.running()[-1], 3 * ONES, []
-        world.links = Links(loss=0.3)
+    report = await exchange_of(member).push(1, 0, 1.0, delta, on_sent=lambda: taken.append((set(delta), value(world))))
+    delta.fill(7.0)
 
-        report = await exchange_of(member).push(
-            1, 0, 1.0, delta, on_sent=lambda: taken.append((set(delta), value(world)))
-        )
-        delta.fill(7.0)
-
-        # Before the answers, unless nothing was to be sent.
-        assert taken == [({3.0}, [3.0, 3.0] if nodes == 1 else [0.0, 0.0])]
-        assert report.refused == {}
-        assert await exchange_of(member).flush(60.0) == 0
-        assert value(world) == [3.0, 3.0]
-
-    simulate(scenario, nodes=nodes, codec=codec)
+    # Before the answers, unless nothing was to be sent.
+    assert taken == [({3.0}, [3.0, 3.0] if nodes == 1 else [0.0, 0.0])]
+    assert report.refused == {}
+    assert await exchange_of(member).flush(60.0) == 0
+    assert value(world) == [3.0, 3.0]
 
 
 # -- fences -----------------------------------------------------------------------------------------------------------

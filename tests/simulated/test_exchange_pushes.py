@@ -17,7 +17,7 @@ from p2pnode.training.exchange.messages import Forward, ForwardAnswer, Forwarded
 from p2pnode.training.exchange.ownership_messages import ShardList, TransferResult
 from p2pnode.training.exchange.swarm_view import LASTING_S
 from tests.harness.environment.simulated import InlineExecutor
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.exchange_story import (
     BOUND_S,
     ONES,
@@ -54,48 +54,44 @@ def pushes_seen(world: World) -> list[Push]:
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
-def test_a_push_is_one_request_to_each_owner(nodes: int) -> None:
+@played_by(simulate, nodes=Fixture("nodes"), shards=4, owners=3)
+async def test_a_push_is_one_request_to_each_owner(world: World) -> None:
     """Of a node alone it is none: what it owns is added at once, and exactly, and its next pull has it."""
+    member, seen = world.running()[-1], pushes_seen(world)
+    delta = np.random.default_rng(1).standard_normal(VALUES).astype(np.float32)
+    report = await exchange_of(member).push(1, 0, 1.0, delta.copy())
 
-    async def scenario(world: World) -> None:
-        member, seen = world.running()[-1], pushes_seen(world)
-        delta = np.random.default_rng(1).standard_normal(VALUES).astype(np.float32)
-        report = await exchange_of(member).push(1, 0, 1.0, delta.copy())
-
-        assert (report.acknowledged, report.refused, report.outstanding) == (4, {}, 0)
-        assert model(world).tolist() == delta.tolist()
-        others = {owner(world, shard).name for shard in range(4)} - {member.name}
-        assert len(seen) == len(others)
-        assert bool(report.bytes_sent) is bool(others)
-        for one in world.running():
-            exchange, shards = exchange_of(one), exchange_of(one).store.owned
-            assert (exchange.counters.merged, len(exchange.take_merged())) == (len(shards), bool(shards))
-        assert (await exchange_of(member).pull(1)).missing == []
-        assert exchange_of(member).replica.vector.tolist() == delta.tolist()
-
-    simulate(scenario, nodes=nodes, shards=4, owners=3)
+    assert (report.acknowledged, report.refused, report.outstanding) == (4, {}, 0)
+    assert model(world).tolist() == delta.tolist()
+    others = {owner(world, shard).name for shard in range(4)} - {member.name}
+    assert len(seen) == len(others)
+    assert bool(report.bytes_sent) is bool(others)
+    for one in world.running():
+        exchange, shards = exchange_of(one), exchange_of(one).store.owned
+        assert (exchange.counters.merged, len(exchange.take_merged())) == (len(shards), bool(shards))
+    assert (await exchange_of(member).pull(1)).missing == []
+    assert exchange_of(member).replica.vector.tolist() == delta.tolist()
 
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8", "int4", "sparse"])
-def test_what_the_owners_decode_is_all_that_a_push_takes_from_the_trainer(codec: CodecName) -> None:
+@played_by(simulate, nodes=3, values=64, codec=Fixture("codec"))
+async def test_what_the_owners_decode_is_all_that_a_push_takes_from_the_trainer(
+    world: World, *, codec: CodecName
+) -> None:
     """The rest stays with it, for its next delta. The last delta of a run leaves less of it."""
-
-    async def scenario(world: World) -> None:
-        member, rests = bystander(world), []
-        world.training = False
-        for step, is_last in ((1, False), (2, True)):
-            trained = np.random.default_rng(1).normal(size=64).astype(np.float32)
-            delta, before, told = trained.copy(), model(world).copy(), list[np.ndarray]()
-            await exchange_of(member).push(
-                step, step - 1, 1.0, delta, on_sent=lambda d=delta, t=told: t.append(d.copy()), is_last=is_last
-            )
-            np.testing.assert_allclose(model(world) - before, delta, rtol=1e-5, atol=1e-6)
-            assert [one.tolist() for one in told] == [delta.tolist()]
-            rests.append(float(np.abs(trained - delta).sum()))
-        assert (rests[0] == 0.0) is (codec == "float32")
-        assert rests[1] <= rests[0]
-
-    simulate(scenario, nodes=3, values=64, codec=codec)
+    member, rests = bystander(world), []
+    world.training = False
+    for step, is_last in ((1, False), (2, True)):
+        trained = np.random.default_rng(1).normal(size=64).astype(np.float32)
+        delta, before, told = trained.copy(), model(world).copy(), list[np.ndarray]()
+        await exchange_of(member).push(
+            step, step - 1, 1.0, delta, on_sent=lambda d=delta, t=told: t.append(d.copy()), is_last=is_last
+        )
+        np.testing.assert_allclose(model(world) - before, delta, rtol=1e-5, atol=1e-6)
+        assert [one.tolist() for one in told] == [delta.tolist()]
+        rests.append(float(np.abs(trained - delta).sum()))
+    assert (rests[0] == 0.0) is (codec == "float32")
+    assert rests[1] <= rests[0]
 
 
 @played_by(simulate, nodes=4)

@@ -14,7 +14,7 @@ from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer,
 from p2pnode.training.exchange.ownership_messages import ReplicasAnswer, ShardList
 from p2pnode.training.exchange.terms import ZERO_TERM, Fence, Term
 from tests.harness.environment.simulated import InlineExecutor
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.exchange_story import (
     BOUND_S,
     ONES,
@@ -231,22 +231,19 @@ async def test_a_joiner_takes_from_others_what_an_owner_does_not_send(world: Wor
 
 
 @pytest.mark.parametrize("codec", ["float32", "int8"])
-def test_a_joiner_gets_every_bit_over_a_line_that_breaks(codec: str) -> None:
+@played_by(simulate, nodes=4, pull_codec=Fixture("codec"))
+async def test_a_joiner_gets_every_bit_over_a_line_that_breaks(world: World, *, codec: str) -> None:
     """It asks again for what was torn."""
-
-    async def scenario(world: World) -> None:
-        world.links = Links(torn=0.6)
-        await exchange_of(bystander(world)).push(1, 0, 1.0, 3 * ONES)
-        joiner = await asyncio.wait_for(join(world, "late"), 200.0)
-        world.links = Links()
-        assert await exchange_of(bystander(world)).flush(60.0) == 0
-        assert (await exchange_of(joiner).pull(2)).missing == []
-        for shard in range(2):
-            published = exchange_of(owner(world, shard)).publisher.published(shard)
-            expected = owned(world, shard).state.value if codec == "float32" else published.value  # type: ignore[union-attr]
-            assert exchange_of(joiner).replica.slice_of(shard).tobytes() == expected.tobytes()
-
-    simulate(scenario, nodes=4, pull_codec=codec)
+    world.links = Links(torn=0.6)
+    await exchange_of(bystander(world)).push(1, 0, 1.0, 3 * ONES)
+    joiner = await asyncio.wait_for(join(world, "late"), 200.0)
+    world.links = Links()
+    assert await exchange_of(bystander(world)).flush(60.0) == 0
+    assert (await exchange_of(joiner).pull(2)).missing == []
+    for shard in range(2):
+        published = exchange_of(owner(world, shard)).publisher.published(shard)
+        expected = owned(world, shard).state.value if codec == "float32" else published.value  # type: ignore[union-attr]
+        assert exchange_of(joiner).replica.slice_of(shard).tobytes() == expected.tobytes()
 
 
 @played_by(simulate, nodes=4)
@@ -303,31 +300,28 @@ async def test_a_node_answers_with_what_it_has_and_names_the_owner_of_the_rest(w
 
 
 @pytest.mark.parametrize("synchronous", [False, True])
-def test_all_nodes_get_the_same_final_bits_which_the_backups_have_too(synchronous: bool) -> None:
+@played_by(simulate, nodes=4, synchronous=Fixture("synchronous"))
+async def test_all_nodes_get_the_same_final_bits_which_the_backups_have_too(world: World) -> None:
     """A backup with other bits is replaced first. Under bsp the deltas of the last step are visible. What is confirmed
     is not compared again until it changes."""
-
-    async def scenario(world: World) -> None:
-        for number, one in enumerate(world.running()):
-            await push(one, 1, 0.1 * (1 + number))
-        state = exchange_of(backup(world)).store.backed[0].state
-        assert state is not None
-        state.value[1] = np.nextafter(state.value[1], np.float32(9.0))
-        names: list[str] = []
-        world.observers.append(lambda _sender, _receiver, name, _payload: names.append(name))
-        found = set()
-        for one in world.running():
-            assert (await exchange_of(one).pull_final(1, 60.0)).missing == []
-            found.add(exchange_of(one).replica.vector.tobytes())
-        assert found == {model(world).tobytes()}
-        assert paired(world)
-        compared = names.count("compare")
-        for one in world.running():
-            await exchange_of(one).pull_final(1, 60.0)
-        assert names.count("compare") == compared <= 6
-        assert np.allclose(model(world), 1.0)
-
-    simulate(scenario, nodes=4, synchronous=synchronous)
+    for number, one in enumerate(world.running()):
+        await push(one, 1, 0.1 * (1 + number))
+    state = exchange_of(backup(world)).store.backed[0].state
+    assert state is not None
+    state.value[1] = np.nextafter(state.value[1], np.float32(9.0))
+    names: list[str] = []
+    world.observers.append(lambda _sender, _receiver, name, _payload: names.append(name))
+    found = set()
+    for one in world.running():
+        assert (await exchange_of(one).pull_final(1, 60.0)).missing == []
+        found.add(exchange_of(one).replica.vector.tobytes())
+    assert found == {model(world).tobytes()}
+    assert paired(world)
+    compared = names.count("compare")
+    for one in world.running():
+        await exchange_of(one).pull_final(1, 60.0)
+    assert names.count("compare") == compared <= 6
+    assert np.allclose(model(world), 1.0)
 
 
 @played_by(simulate, nodes=3, shards=1)

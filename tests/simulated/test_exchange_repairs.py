@@ -20,7 +20,7 @@ from p2pnode.training.exchange.ownership_messages import (
     OfferedDeltasAnswer,
 )
 from p2pnode.training.exchange.store.records import StoredState
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.exchange_story import (
     BOUND_S,
     ONES,
@@ -151,42 +151,41 @@ async def test_an_owner_names_what_it_certainly_lacks(world: World) -> None:
 
 
 @pytest.mark.parametrize("log_bytes", [0, 1 << 20])
-def test_deltas_that_nobody_has_any_more_are_sought_in_pages_and_reported_once(
-    log_bytes: int, monkeypatch: pytest.MonkeyPatch
+@played_by(
+    simulate, nodes=2, shards=1, replicas=0, tenure_s=600.0, pull_codec="float32", log_bytes=Fixture("log_bytes")
+)
+async def test_deltas_that_nobody_has_any_more_are_sought_in_pages_and_reported_once(
+    world: World, *, log_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request names a few; with a log there is nothing to seek, and the deltas of both sides are added."""
     monkeypatch.setattr("p2pnode.training.exchange.recovery.reconciliation.MAX_SOUGHT", 2)
+    sought: list[int] = []
 
-    async def scenario(world: World) -> None:
-        sought: list[int] = []
+    def observe(_sender: str, _receiver: str, name: str, payload: bytes) -> None:
+        if name == "request_repair":
+            ranges = decode(payload.removeprefix(GENESIS), FindDeltas).identities
+            sought.append(sum(last - first + 1 for *_, found in ranges for first, last in found))
 
-        def observe(_sender: str, _receiver: str, name: str, payload: bytes) -> None:
-            if name == "request_repair":
-                ranges = decode(payload.removeprefix(GENESIS), FindDeltas).identities
-                sought.append(sum(last - first + 1 for *_, found in ranges for first, last in found))
-
-        first, second = owner(world), other(world)
-        assert (await exchange_of(second).pull(0)).missing == []
-        world.part({second.name: 1})
-        exchange_of(second).begin_at(1)
-        await goes_on_alone(world, second, 3, 1.0)
-        for step in range(5, 13, 2):
-            await push(second, step, 1.0)
-        for step in range(1, 8):
-            await push(first, step, 100.0)
-        world.observers.append(observe)
-        world.heal()
-        await until(world, lambda: one_owner(world), within_s=3 * BOUND_S, what="one owner")
-        # A node that has lost the shard twice names them twice.
-        lost = max((record.fields["count"] for record in events(world, "deltas_lost_in_split")), default=0)
-        assert bool(lost) is (not log_bytes)
-        # Its origin may send one again that was given up.
-        assert 705.0 - lost <= value(world)[0] <= 705.0
-        assert max(exchange_of(one).counters.lost_in_splits for one in world.running()) >= lost
-        assert max(sought, default=0) <= 2
-        assert log_bytes or len(sought) > 1
-
-    simulate(scenario, nodes=2, shards=1, replicas=0, tenure_s=600.0, pull_codec="float32", log_bytes=log_bytes)
+    first, second = owner(world), other(world)
+    assert (await exchange_of(second).pull(0)).missing == []
+    world.part({second.name: 1})
+    exchange_of(second).begin_at(1)
+    await goes_on_alone(world, second, 3, 1.0)
+    for step in range(5, 13, 2):
+        await push(second, step, 1.0)
+    for step in range(1, 8):
+        await push(first, step, 100.0)
+    world.observers.append(observe)
+    world.heal()
+    await until(world, lambda: one_owner(world), within_s=3 * BOUND_S, what="one owner")
+    # A node that has lost the shard twice names them twice.
+    lost = max((record.fields["count"] for record in events(world, "deltas_lost_in_split")), default=0)
+    assert bool(lost) is (not log_bytes)
+    # Its origin may send one again that was given up.
+    assert 705.0 - lost <= value(world)[0] <= 705.0
+    assert max(exchange_of(one).counters.lost_in_splits for one in world.running()) >= lost
+    assert max(sought, default=0) <= 2
+    assert log_bytes or len(sought) > 1
 
 
 @played_by(simulate, nodes=3, shards=1)

@@ -13,7 +13,7 @@ from p2pnode.lifecycle.run_result import RunResult
 from p2pnode.training.trainer_link.interface import Evaluation
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 
@@ -87,27 +87,24 @@ def simulate(
     ],
 )
 @pytest.mark.promise(11)
-def test_all_nodes_write_the_same_bytes(codec: str, pull_codec: str, method: str, robust: str) -> None:
+@played_by(
+    simulate,
+    exchange__codec=Fixture("codec"),
+    exchange__pull_codec=Fixture("pull_codec"),
+    barrier__method=Fixture("method"),
+    exchange__robust=Fixture("robust"),
+    training__min_nodes=4,
+)
+async def test_all_nodes_write_the_same_bytes(world: World) -> None:
     """Whatever is rounded on the way, and though each node counts its own steps in the model's integer buffer."""
+    hosts = world.start_many(4)
+    await world.ended(*hosts)
 
-    async def scenario(world: World) -> None:
-        hosts = world.start_many(4)
-        await world.ended(*hosts)
-
-        assert len(world.written()) == 4
-        assert len(set(world.written().values())) == 1
-        results = world.results().values()
-        assert len({result.sha256 for result in results}) == 1
-        assert all(result.why_differs == "" and result.step == 12 for result in results)
-
-    simulate(
-        scenario,
-        exchange__codec=codec,
-        exchange__pull_codec=pull_codec,
-        barrier__method=method,
-        exchange__robust=robust,
-        training__min_nodes=4,
-    )
+    assert len(world.written()) == 4
+    assert len(set(world.written().values())) == 1
+    results = world.results().values()
+    assert len({result.sha256 for result in results}) == 1
+    assert all(result.why_differs == "" and result.step == 12 for result in results)
 
 
 @played_by(simulate, step_s=lambda name: 3.0 if name == "n2" else 0.5)

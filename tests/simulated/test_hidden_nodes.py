@@ -23,7 +23,7 @@ from tests.harness.environment.simulated import MemoryDisk
 from tests.harness.environment.virtual_loop import OWNER, VirtualLoop
 from tests.harness.network.nat import Nat
 from tests.harness.runner.long_run import more
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.swarm import PORT, Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, Vector, delta_of, exponential, initial_vector
 from tests.simulated.test_swarm_training import EXACT, SIZE, expected, settle
@@ -208,60 +208,52 @@ def test_a_server_that_was_killed_and_is_back_has_all_that_was_trained_meanwhile
 
 
 @pytest.mark.parametrize("seed", [11, *more(12)])
-def test_a_server_that_was_stopped_for_a_minute_goes_on_with_all_that_was_trained_meanwhile(seed: int) -> None:
+@played_by(play, seed=Fixture("seed"))
+async def test_a_server_that_was_stopped_for_a_minute_goes_on_with_all_that_was_trained_meanwhile(swarm: Swarm) -> None:
     """As a process that is suspended, or a machine without a line: it has lost nothing, and learns of the minute."""
-
-    async def story(swarm: Swarm) -> None:
-        sleeper = copy_context()
-        sleeper.run(OWNER.set, "n0")
-        sleeper.run(lambda: swarm.start("n0"))
-        await star(swarm, 4)
-        server = swarm.hosts["n0"]
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        swarm.network.pause(server.living.overlay.address)
-        loop.stall("n0", 60.0)
-        await asyncio.sleep(60.0)
-        assert all(host.living.exchange.is_apart for host in at_home(swarm))
-        assert not any(host.living.exchange.store.owned for host in at_home(swarm))
-        swarm.network.resume(server.living.overlay.address)
-        await merged(swarm)
-        await trained(swarm, 5)
-        await there_is_one_model(swarm, "n0")
-        assert server.living.exchange.counters.lost_in_restarts == 0
-
-    play(story, seed=seed)
+    sleeper = copy_context()
+    sleeper.run(OWNER.set, "n0")
+    sleeper.run(lambda: swarm.start("n0"))
+    await star(swarm, 4)
+    server = swarm.hosts["n0"]
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    swarm.network.pause(server.living.overlay.address)
+    loop.stall("n0", 60.0)
+    await asyncio.sleep(60.0)
+    assert all(host.living.exchange.is_apart for host in at_home(swarm))
+    assert not any(host.living.exchange.store.owned for host in at_home(swarm))
+    swarm.network.resume(server.living.overlay.address)
+    await merged(swarm)
+    await trained(swarm, 5)
+    await there_is_one_model(swarm, "n0")
+    assert server.living.exchange.counters.lost_in_restarts == 0
 
 
 @pytest.mark.parametrize(("seed", "late_s"), [(21, 5.0), *more((21, 18.0), (24, 0.0))])
-def test_one_of_two_servers_is_enough_and_both_go_on_with_the_newer_disk(seed: int, late_s: float) -> None:
+@played_by(play, seed=Fixture("seed"))
+async def test_one_of_two_servers_is_enough_and_both_go_on_with_the_newer_disk(swarm: Swarm, *, late_s: float) -> None:
     """The founder is killed, the other goes on with every shard, and nobody trains by itself. Then that one is killed.
     Both come back, the founder first: what only the other had is in the model."""
-
-    async def story(swarm: Swarm) -> None:
-        await star(swarm, 3, servers=2)
-        await swarm.kill("n0")
-        other = swarm.hosts["n1"]
-        await swarm.until(
-            lambda: len(other.living.exchange.store.owned) == SHARDS, within_s=15, what="the other has all"
-        )
-        await trained(swarm, 24)
-        await merged(swarm)
-        assert not swarm.of("owners_out_of_reach")
-        await swarm.kill("n1")
-        await asyncio.sleep(20.0)
-        assert all(host.living.exchange.is_apart for host in at_home(swarm))
-        assert not any(host.living.exchange.store.owned for host in at_home(swarm))
-        swarm.start("n0")
-        await asyncio.sleep(late_s)
-        swarm.start("n1", bootstrap="n0")
-        await swarm.until(lambda: len(swarm.running()) == 5, within_s=5, what="all run")
-        await swarm.until(lambda: swarm.hosts["n1"].living.phase == "training", within_s=40, what="both train")
-        await merged(swarm)
-        await trained(swarm, 5)
-        await there_is_one_model(swarm, "n0", "n1")
-
-    play(story, seed=seed)
+    await star(swarm, 3, servers=2)
+    await swarm.kill("n0")
+    other = swarm.hosts["n1"]
+    await swarm.until(lambda: len(other.living.exchange.store.owned) == SHARDS, within_s=15, what="the other has all")
+    await trained(swarm, 24)
+    await merged(swarm)
+    assert not swarm.of("owners_out_of_reach")
+    await swarm.kill("n1")
+    await asyncio.sleep(20.0)
+    assert all(host.living.exchange.is_apart for host in at_home(swarm))
+    assert not any(host.living.exchange.store.owned for host in at_home(swarm))
+    swarm.start("n0")
+    await asyncio.sleep(late_s)
+    swarm.start("n1", bootstrap="n0")
+    await swarm.until(lambda: len(swarm.running()) == 5, within_s=5, what="all run")
+    await swarm.until(lambda: swarm.hosts["n1"].living.phase == "training", within_s=40, what="both train")
+    await merged(swarm)
+    await trained(swarm, 5)
+    await there_is_one_model(swarm, "n0", "n1")
 
 
 @played_by(play, seed=31)

@@ -30,7 +30,7 @@ from tests.harness.builders.stores import contact, owner_of, store_of, term
 from tests.harness.builders.typed_values import KINDS, Typed
 from tests.harness.environment.virtual_loop import START_S, VirtualLoop
 from tests.harness.runner.long_run import more
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 
@@ -162,28 +162,25 @@ async def test_a_delta_in_another_s_name_or_of_long_ago_is_refused(swarm: Swarm)
 
 
 @pytest.mark.parametrize(("kind", "most"), [("population", 2 / 3), ("samples", 8 / 3), ("sum", 1.0)])
-def test_a_weight_is_believed_within_reason_only(kind: str, most: float) -> None:
+@played_by(simulate, exchange__weight=Fixture("kind"), exchange__outer_lr=1.0, exchange__outer_momentum=0.0)
+async def test_a_weight_is_believed_within_reason_only(swarm: Swarm, *, kind: str, most: float) -> None:
     """Whatever weight a delta claims, its owner gives it that of an honest one of three at most."""
+    victim = victim_of(swarm)
+    exchange = victim.living.exchange
+    for host in swarm.running():
+        host.living.pause()
+    await asyncio.sleep(8.0)  # no other node's delta changes the shard, and paused nodes are not counted
+    shard = next(iter(exchange.store.owned))
+    own = 1.0 / max(1.0, exchange.view.worker_count())
+    expected = {"population": 2 * own, "samples": 8 * own, "sum": 1.0}[kind]
+    assert expected >= most
+    state = exchange.store.owned[shard].state
+    before = state.value.copy()
+    payload = encode(push_of(swarm, shard, weight=1e6))
+    answer = await ask(swarm, victim, "push", payload, body_of(shard, np.ones(SIZE // SHARDS)))
 
-    async def scenario(swarm: Swarm) -> None:
-        victim = victim_of(swarm)
-        exchange = victim.living.exchange
-        for host in swarm.running():
-            host.living.pause()
-        await asyncio.sleep(8.0)  # no other node's delta changes the shard, and paused nodes are not counted
-        shard = next(iter(exchange.store.owned))
-        own = 1.0 / max(1.0, exchange.view.worker_count())
-        expected = {"population": 2 * own, "samples": 8 * own, "sum": 1.0}[kind]
-        assert expected >= most
-        state = exchange.store.owned[shard].state
-        before = state.value.copy()
-        payload = encode(push_of(swarm, shard, weight=1e6))
-        answer = await ask(swarm, victim, "push", payload, body_of(shard, np.ones(SIZE // SHARDS)))
-
-        assert decode(answer, PushAnswer).results[0].status == "ok"
-        np.testing.assert_allclose(exchange.store.owned[shard].state.value - before, expected, rtol=1e-5)
-
-    simulate(scenario, exchange__weight=kind, exchange__outer_lr=1.0, exchange__outer_momentum=0.0)
+    assert decode(answer, PushAnswer).results[0].status == "ok"
+    np.testing.assert_allclose(exchange.store.owned[shard].state.value - before, expected, rtol=1e-5)
 
 
 @played_by(simulate)
@@ -292,23 +289,20 @@ async def test_the_largest_numbers_leave_every_value_finite_and_training_goes_on
 
 
 @pytest.mark.parametrize("method", ["bsp", *more("pbsp")])
-def test_a_member_that_never_moves_is_not_waited_for(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(simulate, barrier__method=Fixture("method"))
+async def test_a_member_that_never_moves_is_not_waited_for(swarm: Swarm, *, monkeypatch: pytest.MonkeyPatch) -> None:
     """It announces that it trains and that a step takes it thirty years, and stays at its step. The others wait once,
     for ten seconds, and go on."""
-
-    async def scenario(swarm: Swarm) -> None:
-        host = swarm.hosts[LIAR]
-        assert host.trainer is not None
-        host.living.overlay.announce(activity=Activity.TRAINING, step_seconds=1e9)
-        monkeypatch.setattr(host.living.overlay.local, "announce", lambda **_: None)
-        host.trainer.hang()
-        honest = [one for one in swarm.running() if one.name != LIAR]
-        began, before = swarm.clock.monotonic(), min(map(step_of, honest))
-        await swarm.until(lambda: min(map(step_of, honest)) >= before + 12, within_s=90, what="twelve steps")
-        assert swarm.clock.monotonic() - began <= 45.0
-        assert host.living.overlay.heartbeat.step <= before + 1
-
-    simulate(scenario, barrier__method=method)
+    host = swarm.hosts[LIAR]
+    assert host.trainer is not None
+    host.living.overlay.announce(activity=Activity.TRAINING, step_seconds=1e9)
+    monkeypatch.setattr(host.living.overlay.local, "announce", lambda **_: None)
+    host.trainer.hang()
+    honest = [one for one in swarm.running() if one.name != LIAR]
+    began, before = swarm.clock.monotonic(), min(map(step_of, honest))
+    await swarm.until(lambda: min(map(step_of, honest)) >= before + 12, within_s=90, what="twelve steps")
+    assert swarm.clock.monotonic() - began <= 45.0
+    assert host.living.overlay.heartbeat.step <= before + 1
 
 
 @pytest.mark.parametrize(

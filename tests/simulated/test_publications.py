@@ -18,7 +18,7 @@ from p2pnode.training.exchange.store.replica import NO_POSITION
 from p2pnode.training.settings import ExchangeSettings
 from tests.harness.environment.virtual_loop import VirtualLoop, run
 from tests.harness.runner.long_run import more
-from tests.harness.runner.stories import played_by, run_by
+from tests.harness.runner.stories import Fixture, played_by, run_by
 from tests.harness.swarms.exchange_swarm import Member, World
 
 SHARDS, SIZE = 4, 300
@@ -131,22 +131,21 @@ def totals(world: World) -> tuple[int, int, int]:
 @pytest.mark.parametrize(
     ("codec", "pull_codec"), [("int8", "auto"), ("sparse", "auto"), ("int4", "sparse"), *more(("int4", "auto"))]
 )
-def test_all_nodes_follow_the_publications_of_all_owners(codec: CodecName, pull_codec: str) -> None:
+@played_by(simulate, codec=Fixture("codec"), pull_codec=Fixture("pull_codec"))
+async def test_all_nodes_follow_the_publications_of_all_owners(
+    world: World, *, codec: CodecName, pull_codec: str
+) -> None:
     """After the first pull, which brings the whole, every later one brings changes, and all hold the same bits."""
+    training = Training(world)
+    await training.steps(2)
+    before, entered, _ = totals(world)
+    await training.steps(10)
+    await training.rest()
 
-    async def scenario(world: World) -> None:
-        training = Training(world)
-        await training.steps(2)
-        before, entered, _ = totals(world)
-        await training.steps(10)
-        await training.rest()
-
-        assert check_followers(world, within=100.0 if "sparse" in (codec, pull_codec) else 1.0) == 4 * SHARDS
-        followed, now_entered, mismatches = totals(world)
-        assert (now_entered - entered, mismatches) == (0, 0)
-        assert followed - before >= 8 * 4 * SHARDS
-
-    simulate(scenario, codec=codec, pull_codec=pull_codec)
+    assert check_followers(world, within=100.0 if "sparse" in (codec, pull_codec) else 1.0) == 4 * SHARDS
+    followed, now_entered, mismatches = totals(world)
+    assert (now_entered - entered, mismatches) == (0, 0)
+    assert followed - before >= 8 * 4 * SHARDS
 
 
 @pytest.mark.parametrize(("steps", "bytes_per_value"), [(0, 0.0), (1, 1.1)])
@@ -381,22 +380,19 @@ async def _nothing():  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
-def test_whole_values_have_no_publication(codec: CodecName) -> None:
+@played_by(simulate, codec=Fixture("codec"))
+async def test_whole_values_have_no_publication(world: World, *, codec: CodecName) -> None:
     """Pulls in float32 and bfloat16 are values, as they are for pushes in these codecs by default."""
-
-    async def scenario(world: World) -> None:
-        training = Training(world)
-        await training.steps(3)
-        assert totals(world) == (0, 0, 0)
-        assert all(exchange_of(one).publisher.size_bytes == 0 for one in world.running())
-        for shard in range(SHARDS):
-            x = exchange_of(owner(world, shard)).store.owned[shard].state.value
-            for member in world.running():
-                await exchange_of(member).pull(training.step)
-                off = np.abs(exchange_of(member).replica.slice_of(shard) - x)
-                assert float(off.max()) <= (0.0 if codec == "float32" else float(np.abs(x).max()) / 128)
-
-    simulate(scenario, codec=codec)
+    training = Training(world)
+    await training.steps(3)
+    assert totals(world) == (0, 0, 0)
+    assert all(exchange_of(one).publisher.size_bytes == 0 for one in world.running())
+    for shard in range(SHARDS):
+        x = exchange_of(owner(world, shard)).store.owned[shard].state.value
+        for member in world.running():
+            await exchange_of(member).pull(training.step)
+            off = np.abs(exchange_of(member).replica.slice_of(shard) - x)
+            assert float(off.max()) <= (0.0 if codec == "float32" else float(np.abs(x).max()) / 128)
 
 
 @played_by(simulate)

@@ -16,7 +16,7 @@ from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.shards.state import ShardState
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
 from tests.simulated.test_swarm_training import EXACT, SIZE, settle, steps
@@ -321,41 +321,38 @@ def test_a_joiner_is_sent_no_state_before_it_has_the_vector(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("seed", [104, *more(108)])
-def test_after_a_healed_split_the_disks_hold_what_the_owners_had(seed: int) -> None:
+@played_by(
+    simulate,
+    seed=Fixture("seed"),
+    exchange__shards=24,
+    training__min_nodes=6,
+    training__checkpoint_s=60.0,
+    barrier__method="asp",
+)
+async def test_after_a_healed_split_the_disks_hold_what_the_owners_had(swarm: Swarm) -> None:
     """A split into three and three is healed, then all leave at one moment. Started again, the model is bit by bit the
     owners', though some nodes still have the copy of a pair that lost."""
+    hosts = [host.address for host in swarm.start_many(6)]
+    await swarm.until(lambda: min(steps(swarm)) >= 10, within_s=120, what="ten steps everywhere")
+    swarm.network.partition(hosts[:3], hosts[3:])
+    await asyncio.sleep(12.0)
+    swarm.network.heal()
 
-    async def scenario(swarm: Swarm) -> None:
-        hosts = [host.address for host in swarm.start_many(6)]
-        await swarm.until(lambda: min(steps(swarm)) >= 10, within_s=120, what="ten steps everywhere")
-        swarm.network.partition(hosts[:3], hosts[3:])
-        await asyncio.sleep(12.0)
-        swarm.network.heal()
+    def mended() -> bool:
+        stores = [host.living.exchange.store for host in swarm.running()]
+        owned = sum(len(store.owned) for store in stores)
+        return owned == 24 and not any(store.superseded for store in stores)
 
-        def mended() -> bool:
-            stores = [host.living.exchange.store for host in swarm.running()]
-            owned = sum(len(store.owned) for store in stores)
-            return owned == 24 and not any(store.superseded for store in stores)
+    await swarm.until(mended, within_s=60, what="one model again")
+    reached = max(steps(swarm)) + 4
+    await swarm.until(lambda: max(steps(swarm)) >= reached, within_s=60, what="they go on")
+    await settle(swarm)
+    value = swarm.value()
+    await switch_off(swarm, within_s=0.1)
+    swarm.start_many(6, training__min_nodes=1)
+    await settle(swarm)
 
-        await swarm.until(mended, within_s=60, what="one model again")
-        reached = max(steps(swarm)) + 4
-        await swarm.until(lambda: max(steps(swarm)) >= reached, within_s=60, what="they go on")
-        await settle(swarm)
-        value = swarm.value()
-        await switch_off(swarm, within_s=0.1)
-        swarm.start_many(6, training__min_nodes=1)
-        await settle(swarm)
-
-        np.testing.assert_array_equal(swarm.value(), value)
-
-    simulate(
-        scenario,
-        seed=seed,
-        exchange__shards=24,
-        training__min_nodes=6,
-        training__checkpoint_s=60.0,
-        barrier__method="asp",
-    )
+    np.testing.assert_array_equal(swarm.value(), value)
 
 
 @pytest.mark.parametrize("through", ["the master", "itself"])

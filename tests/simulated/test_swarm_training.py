@@ -17,7 +17,7 @@ from p2pnode.training.shards.applied import DeltaId
 from tests.harness.environment.virtual_loop import OWNER, VirtualLoop
 from tests.harness.histories.exchange_progress import Standing
 from tests.harness.runner.long_run import more
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
 
@@ -92,17 +92,14 @@ async def settle(swarm: Swarm) -> None:
 
 @pytest.mark.parametrize("method", ["pssp", *more("asp", "bsp", "ssp", "pbsp")])
 @pytest.mark.promise(1)
-def test_every_delta_is_in_the_model_once(method: str) -> None:
+@played_by(simulate, seed=11, barrier__method=Fixture("method"), training__min_nodes=5)
+async def test_every_delta_is_in_the_model_once(swarm: Swarm) -> None:
     """Under every barrier the model equals the initial vector plus all deltas, each once."""
+    swarm.start_many(5)
+    await swarm.until(lambda: min(steps(swarm)) >= 12, within_s=300, what="12 steps everywhere")
+    await settle(swarm)
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(5)
-        await swarm.until(lambda: min(steps(swarm)) >= 12, within_s=300, what="12 steps everywhere")
-        await settle(swarm)
-
-        np.testing.assert_array_equal(swarm.value(), expected(swarm))
-
-    simulate(scenario, seed=11, barrier__method=method, training__min_nodes=5)
+    np.testing.assert_array_equal(swarm.value(), expected(swarm))
 
 
 @played_by(simulate, seed=12, exchange__shards=32)
@@ -135,27 +132,24 @@ async def test_bsp_keeps_everybody_on_one_step(swarm: Swarm) -> None:
 
 
 @pytest.mark.parametrize(("method", "most"), [("pssp", 5), *more(("pbsp", 1), ("ssp", 5))])
-def test_nodes_that_begin_together_begin_together(method: str, most: int) -> None:
+@played_by(simulate, seed=19, step_s=0.005, barrier__method=Fixture("method"), barrier__sample=2, training__min_nodes=3)
+async def test_nodes_that_begin_together_begin_together(swarm: Swarm, *, most: int) -> None:
     """Steps of 5 ms on one machine's network, and the last node comes after half a minute. A node that sees it a fifth
     of a second before another does not run ahead, so no node misses a step."""
+    swarm.network.delay = (0.0001, 0.0003)
+    swarm.start_many(2)
+    await asyncio.sleep(30.0)
+    swarm.start("n2", bootstrap="n0")
+    gaps = []
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.network.delay = (0.0001, 0.0003)
-        swarm.start_many(2)
-        await asyncio.sleep(30.0)
-        swarm.start("n2", bootstrap="n0")
-        gaps = []
+    def look() -> bool:
+        gaps.append(max(steps(swarm)) - min(steps(swarm)))
+        return min(steps(swarm)) >= 40
 
-        def look() -> bool:
-            gaps.append(max(steps(swarm)) - min(steps(swarm)))
-            return min(steps(swarm)) >= 40
+    await swarm.until(look, within_s=60, what="40 steps", every_s=0.001)
 
-        await swarm.until(look, within_s=60, what="40 steps", every_s=0.001)
-
-        assert max(gaps) <= most
-        assert all(host.trainer.trained == list(range(1, len(host.trainer.trained) + 1)) for host in swarm.running())
-
-    simulate(scenario, seed=19, step_s=0.005, barrier__method=method, barrier__sample=2, training__min_nodes=3)
+    assert max(gaps) <= most
+    assert all(host.trainer.trained == list(range(1, len(host.trainer.trained) + 1)) for host in swarm.running())
 
 
 @pytest.mark.promise(3)
@@ -333,44 +327,41 @@ def sum_of_the_applied(swarm: Swarm) -> tuple[np.ndarray, int]:
 
 
 @pytest.mark.parametrize("method", ["bsp", *more("asp")])
-def test_a_split_for_half_a_minute_ends_in_one_model(method: str) -> None:
+@played_by(simulate, seed=24, barrier__method=Fixture("method"), training__min_nodes=6)
+async def test_a_split_for_half_a_minute_ends_in_one_model(swarm: Swarm, *, method: str) -> None:
     """Three of six nodes split from the others: both sides continue, and what both acknowledged is in the model
     once."""
+    swarm.start_many(6)
+    await swarm.until(lambda: min(steps(swarm)) >= 10, within_s=120, what="10 steps everywhere")
+    hosts = [host.address for host in swarm.running()]
+    swarm.network.partition(hosts[:3], hosts[3:])
+    await asyncio.sleep(30.0)
+    during = steps(swarm)
+    swarm.network.heal()
+    began = swarm.clock.monotonic()
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(6)
-        await swarm.until(lambda: min(steps(swarm)) >= 10, within_s=120, what="10 steps everywhere")
-        hosts = [host.address for host in swarm.running()]
-        swarm.network.partition(hosts[:3], hosts[3:])
-        await asyncio.sleep(30.0)
-        during = steps(swarm)
-        swarm.network.heal()
-        began = swarm.clock.monotonic()
+    def mended() -> bool:
+        stores = [host.living.exchange.store for host in swarm.running()]
+        return sum(len(store.owned) for store in stores) == SHARDS and not any(store.superseded for store in stores)
 
-        def mended() -> bool:
-            stores = [host.living.exchange.store for host in swarm.running()]
-            return sum(len(store.owned) for store in stores) == SHARDS and not any(store.superseded for store in stores)
+    await asyncio.sleep(2.0)
+    await swarm.until(mended, within_s=30, what="one owner for each shard")
+    print(f"mended {swarm.clock.monotonic() - began:.1f} s after the split, steps {during}")
+    at = min(steps(swarm))
+    await swarm.until(lambda: min(steps(swarm)) >= at + 5, within_s=120, what="all go on")
+    await settle(swarm)
 
-        await asyncio.sleep(2.0)
-        await swarm.until(mended, within_s=30, what="one owner for each shard")
-        print(f"mended {swarm.clock.monotonic() - began:.1f} s after the split, steps {during}")
-        at = min(steps(swarm))
-        await swarm.until(lambda: min(steps(swarm)) >= at + 5, within_s=120, what="all go on")
-        await settle(swarm)
-
-        assert min(during) >= 15  # both sides continued
-        assert swarm.of("deltas_repaired")
-        assert not swarm.of("deltas_lost_in_split")
-        # A side that began a new era from a replica refuses deltas with an older base; nothing else is missing. One
-        # whose answer the split cut off is refused there and in the model all the same: the other side had added it.
-        value, missing = sum_of_the_applied(swarm)
-        np.testing.assert_array_equal(swarm.value(), value)
-        refused = sum(host.living.exchange.counters.refused for host in swarm.running())
-        assert refused - SHARDS <= missing <= refused  # at most the shards of one delta
-        if method == "bsp":
-            np.testing.assert_array_equal(swarm.value(), expected(swarm))
-
-    simulate(scenario, seed=24, barrier__method=method, training__min_nodes=6)
+    assert min(during) >= 15  # both sides continued
+    assert swarm.of("deltas_repaired")
+    assert not swarm.of("deltas_lost_in_split")
+    # A side that began a new era from a replica refuses deltas with an older base; nothing else is missing. One
+    # whose answer the split cut off is refused there and in the model all the same: the other side had added it.
+    value, missing = sum_of_the_applied(swarm)
+    np.testing.assert_array_equal(swarm.value(), value)
+    refused = sum(host.living.exchange.counters.refused for host in swarm.running())
+    assert refused - SHARDS <= missing <= refused  # at most the shards of one delta
+    if method == "bsp":
+        np.testing.assert_array_equal(swarm.value(), expected(swarm))
 
 
 @pytest.mark.parametrize(("method", "seed"), [("pssp", 1), *more(("bsp", 2))])

@@ -14,7 +14,7 @@ from p2pnode.training.values.client import shard_of
 from p2pnode.training.values.encoding import decode_value, encode_key
 from p2pnode.training.values.store import Stamped, StoreUnavailable, ValueUpdate
 from tests.harness.runner.long_run import more
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.exchange_swarm import Member
 from tests.harness.swarms.value_swarm import SHARDS, Few, play
 
@@ -26,26 +26,23 @@ async def fill(few: Few, name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [23, *more(19)])
-def test_nodes_that_leave_at_one_moment_lose_no_value(seed: int) -> None:
+@played_by(play, seed=Fixture("seed"))
+async def test_nodes_that_leave_at_one_moment_lose_no_value(few: Few, *, seed: int) -> None:
     """Each hands shards to its backups, of which the other leaver is one: whoever gets them last hands them on."""
+    print("seed", seed)
+    await few.start("a", "b", "c", "d")
+    await fill(few, "d")
+    chance = random.Random(seed)
+    first, second = chance.sample("abcd", 2)
 
-    async def scenario(few: Few) -> None:
-        print("seed", seed)
-        await few.start("a", "b", "c", "d")
-        await fill(few, "d")
-        chance = random.Random(seed)
-        first, second = chance.sample("abcd", 2)
+    async def leave(name: str) -> tuple[int, int]:
+        await asyncio.sleep(chance.uniform(0.0, 0.05))
+        return await few.leave(name)
 
-        async def leave(name: str) -> tuple[int, int]:
-            await asyncio.sleep(chance.uniform(0.0, 0.05))
-            return await few.leave(name)
-
-        assert await asyncio.gather(leave(first), leave(second)) == [(0, 0), (0, 0)]
-        stays = next(name for name in "abcd" if name not in (first, second))
-        assert len(await few.store(stays).get_many(KEYS)) == len(KEYS)
-        assert few.events("values_lost") == []
-
-    play(scenario, seed=seed)
+    assert await asyncio.gather(leave(first), leave(second)) == [(0, 0), (0, 0)]
+    stays = next(name for name in "abcd" if name not in (first, second))
+    assert len(await few.store(stays).get_many(KEYS)) == len(KEYS)
+    assert few.events("values_lost") == []
 
 
 def backup_of(few: Few, key: str) -> Member:

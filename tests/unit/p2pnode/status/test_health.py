@@ -17,7 +17,7 @@ from p2pnode.training.exchange.swarm_view import COUNTED_FACTOR, LASTING_S
 from p2pnode.training.supervisor.gpu_monitor import GpuReading
 from p2pnode.training.trainer_link.interface import Evaluation
 from tests.harness.network.nat import Nat
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.status_swarm import report, simulate
 from tests.harness.swarms.swarm import Host, Swarm
 
@@ -249,35 +249,32 @@ async def test_bootstraps_that_failed_are_a_finding_until_there_is_a_peer(swarm:
 
 
 @pytest.mark.parametrize(("method", "does"), [("pssp", "trains by itself since step"), ("bsp", "waits")])
-def test_a_node_without_an_owner_in_reach_says_since_when_and_what_to_do(method: str, does: str) -> None:
+@played_by(simulate, barrier__method=Fixture("method"), training__checkpoint_s=5.0)
+async def test_a_node_without_an_owner_in_reach_says_since_when_and_what_to_do(swarm: Swarm, *, does: str) -> None:
     """Whom it has lost, whether it trains or waits, and why the address of its bootstrap does not help. Nothing else is
     said of deltas that wait. It goes with its cause."""
+    swarm.start("n0")
+    swarm.network.behind(Nat("203.0.113.1"), "192.168.1.2")
+    host = swarm.start("h1", bootstrap="n0", address="192.168.1.2")
+    await swarm.until(lambda: host.living.progress.step >= 4, within_s=60, what="it trains")
+    own = report(swarm, host)
+    lost = swarm.hosts["n0"].living.overlay.node_id.hex()[:8]
+    await swarm.kill("n0")
+    await swarm.until(lambda: host.living.exchange.directory.is_apart(), within_s=20, what="it is missed")
+    await asyncio.sleep(2 * LONG_WAIT_S)
+    said = [finding for finding in own.status().health if "can join" not in finding.what]
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start("n0")
-        swarm.network.behind(Nat("203.0.113.1"), "192.168.1.2")
-        host = swarm.start("h1", bootstrap="n0", address="192.168.1.2")
-        await swarm.until(lambda: host.living.progress.step >= 4, within_s=60, what="it trains")
-        own = report(swarm, host)
-        lost = swarm.hosts["n0"].living.overlay.node_id.hex()[:8]
-        await swarm.kill("n0")
-        await swarm.until(lambda: host.living.exchange.directory.is_apart(), within_s=20, what="it is missed")
-        await asyncio.sleep(2 * LONG_WAIT_S)
-        said = [finding for finding in own.status().health if "can join" not in finding.what]
+    (apart,) = [finding for finding in said if "can own shards" in finding.what]
+    assert re.match(rf"no node that can own shards is in reach for \d+ s: {lost} was lost \d\d s ago", apart.what)
+    assert f"this node {does}" in apart.what
+    assert "with its state directory" in apart.do
+    assert "--reopen" in apart.do
+    assert not [finding for finding in said if "wait for their owners" in finding.what]
+    assert [finding for finding in said if finding.what.startswith("bootstrap 10.0.0.2:8468: refused")]
 
-        (apart,) = [finding for finding in said if "can own shards" in finding.what]
-        assert re.match(rf"no node that can own shards is in reach for \d+ s: {lost} was lost \d\d s ago", apart.what)
-        assert f"this node {does}" in apart.what
-        assert "with its state directory" in apart.do
-        assert "--reopen" in apart.do
-        assert not [finding for finding in said if "wait for their owners" in finding.what]
-        assert [finding for finding in said if finding.what.startswith("bootstrap 10.0.0.2:8468: refused")]
-
-        swarm.start("n0")
-        await swarm.until(
-            lambda: not any("can own shards" in finding.what for finding in own.status().health),
-            within_s=30,
-            what="it is back",
-        )
-
-    simulate(scenario, barrier__method=method, training__checkpoint_s=5.0)
+    swarm.start("n0")
+    await swarm.until(
+        lambda: not any("can own shards" in finding.what for finding in own.status().health),
+        within_s=30,
+        what="it is back",
+    )

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from p2pnode.training.barriers.waiter import BarrierWaiter
-from p2pnode.training.settings import BarrierMethod
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.stubs.barrier_peers import MINE, QUERY_S, FakeOverlay, later, node, play
 
 # -- not waiting ------------------------------------------------------------------------------------------------------
@@ -24,30 +23,26 @@ async def test_asp_draws_nobody(overlay: FakeOverlay, gate: BarrierWaiter) -> No
 
 
 @pytest.mark.parametrize("method", ["bsp", "ssp", "pbsp", "pssp"])
-def test_a_node_alone_goes_on(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_a_node_alone_goes_on(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """Without peers no node waits."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        assert await gate.wait(MINE, 1.0) == 0.0
-        assert overlay.asked == []
-
-    play(scenario, method)
+    assert await gate.wait(MINE, 1.0) == 0.0
+    assert overlay.asked == []
 
 
 @pytest.mark.parametrize(
     ("method", "far_enough"), [("bsp", MINE), ("pbsp", MINE), ("ssp", MINE - 4), ("pssp", MINE - 4)]
 )
-def test_peers_known_to_be_far_enough_are_not_asked(method: BarrierMethod, far_enough: int) -> None:
+@played_by(play, Fixture("method"))
+async def test_peers_known_to_be_far_enough_are_not_asked(
+    overlay: FakeOverlay, gate: BarrierWaiter, *, far_enough: int
+) -> None:
     """Steps never decrease within an incarnation: an old heartbeat that suffices costs no message and no time."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        for number in range(1, 5):
-            overlay.add(number, far_enough + number - 1)
-        assert await gate.wait(MINE, 1.0) == 0.0
-        assert overlay.asked == []
-        assert gate.queries == 0
-
-    play(scenario, method)
+    for number in range(1, 5):
+        overlay.add(number, far_enough + number - 1)
+    assert await gate.wait(MINE, 1.0) == 0.0
+    assert overlay.asked == []
+    assert gate.queries == 0
 
 
 @played_by(play)
@@ -80,17 +75,14 @@ async def test_of_many_others_it_asks_a_sample(
 
 
 @pytest.mark.parametrize("method", ["bsp", "pbsp"])
-def test_only_those_believed_behind_are_asked(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_only_those_believed_behind_are_asked(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """Of four peers the two whose known step is too low are queried; their answers let the node pass in one round."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        for number, known in [(1, MINE), (2, MINE - 3), (3, MINE + 5), (4, MINE - 1)]:
-            overlay.add(number, MINE, known=known)
-        assert await gate.wait(MINE, 1.0) == pytest.approx(QUERY_S)
-        assert overlay.asked == [[2, 4]]
-        assert gate.queries == 2
-
-    play(scenario, method)
+    for number, known in [(1, MINE), (2, MINE - 3), (3, MINE + 5), (4, MINE - 1)]:
+        overlay.add(number, MINE, known=known)
+    assert await gate.wait(MINE, 1.0) == pytest.approx(QUERY_S)
+    assert overlay.asked == [[2, 4]]
+    assert gate.queries == 2
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------
@@ -261,19 +253,16 @@ async def test_a_cancelled_wait_shows_nothing_more(overlay: FakeOverlay, gate: B
 
 
 @pytest.mark.parametrize("method", ["bsp", "ssp", "pbsp", "pssp"])
-def test_a_member_that_is_left_out_is_not_waited_for(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_a_member_that_is_left_out_is_not_waited_for(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """It is behind for good, answers, and makes a step now and then; the node goes on, and waits for another one."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        overlay.add(1, 0)
-        overlay.add(2, MINE)
-        gate.exclude(lambda node_id: node_id == node(1))
-        assert await gate.wait(MINE, 1.0) == 0.0
-        assert not [asked for asked in overlay.asked if 1 in asked]
-        gate.exclude(lambda node_id: node_id == node(2))
-        waiting = asyncio.create_task(gate.wait(MINE, 1.0))
-        await asyncio.sleep(0.5)
-        assert not waiting.done()
-        waiting.cancel()
-
-    play(scenario, method)
+    overlay.add(1, 0)
+    overlay.add(2, MINE)
+    gate.exclude(lambda node_id: node_id == node(1))
+    assert await gate.wait(MINE, 1.0) == 0.0
+    assert not [asked for asked in overlay.asked if 1 in asked]
+    gate.exclude(lambda node_id: node_id == node(2))
+    waiting = asyncio.create_task(gate.wait(MINE, 1.0))
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    waiting.cancel()

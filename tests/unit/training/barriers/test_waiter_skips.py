@@ -10,25 +10,21 @@ import pytest
 
 from p2pnode.overlay.peers import STALL_FLOOR_S, STALL_STEPS, Activity
 from p2pnode.training.barriers.waiter import LONGEST_UNPROVEN_S, BarrierWaiter, longest_idle_s
-from p2pnode.training.settings import BarrierMethod
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.stubs.barrier_peers import MINE, QUERY_S, SLOW_S, FakeOverlay, later, node, play
 
 # -- peers that do not answer -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["pbsp", "pssp"])
-def test_a_silent_peer_leaves_a_sampled_barrier(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_a_silent_peer_leaves_a_sampled_barrier(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """A peer that counts as alive but does not answer leaves the sample."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        overlay.add(1, 0)
-        overlay.add(2, MINE)
-        overlay.silent[node(1)] = None
-        await asyncio.sleep(0.1)
-        assert await gate.wait(MINE, 1.0) == pytest.approx(QUERY_S)
-
-    play(scenario, method)
+    overlay.add(1, 0)
+    overlay.add(2, MINE)
+    overlay.silent[node(1)] = None
+    await asyncio.sleep(0.1)
+    assert await gate.wait(MINE, 1.0) == pytest.approx(QUERY_S)
 
 
 @played_by(play)
@@ -43,47 +39,42 @@ async def test_a_silent_peer_does_not_excuse_one_that_answers(overlay: FakeOverl
 
 
 @pytest.mark.parametrize("method", ["bsp", "ssp"])
-def test_two_that_do_not_hear_each_other_wait_no_longer_than_any_peer_may_be_idle(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_two_that_do_not_hear_each_other_wait_no_longer_than_any_peer_may_be_idle(
+    overlay: FakeOverlay, gate: BarrierWaiter
+) -> None:
     """Others reach both, so that neither is declared dead: they would wait for each other for ever."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        overlay.add(1, MINE - 9, step_seconds=1.0)
-        overlay.add(2, MINE)
-        overlay.silent[node(1)] = None
-        assert STALL_FLOOR_S - 1.0 <= await gate.wait(MINE, 1.0) <= STALL_FLOOR_S + 1.0
-        assert await gate.wait(MINE, 1.0) < 1.0
-        del overlay.silent[node(1)]
-        overlay.hear(node(1), MINE - 8)
-        assert await gate.wait(MINE, 1.0) > 5.0
-
-    play(scenario, method)
+    overlay.add(1, MINE - 9, step_seconds=1.0)
+    overlay.add(2, MINE)
+    overlay.silent[node(1)] = None
+    assert STALL_FLOOR_S - 1.0 <= await gate.wait(MINE, 1.0) <= STALL_FLOOR_S + 1.0
+    assert await gate.wait(MINE, 1.0) < 1.0
+    del overlay.silent[node(1)]
+    overlay.hear(node(1), MINE - 8)
+    assert await gate.wait(MINE, 1.0) > 5.0
 
 
 @pytest.mark.parametrize("method", ["bsp", "ssp"])
-def test_a_silent_peer_holds_a_complete_barrier_until_it_is_dead(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_a_silent_peer_holds_a_complete_barrier_until_it_is_dead(
+    overlay: FakeOverlay, gate: BarrierWaiter
+) -> None:
     """bsp and ssp wait for every peer until the failure detector reports it dead, and not one poll longer."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        overlay.add(1, 0)
-        overlay.add(2, MINE)
-        overlay.silent[node(1)] = None
-        later(5.0, lambda: overlay.dead.update({node(1): None}))
-        waited = await gate.wait(MINE, 1.0)
-        assert 5.0 <= waited <= 5.0 + 0.05 + 2 * QUERY_S
-
-    play(scenario, method)
+    overlay.add(1, 0)
+    overlay.add(2, MINE)
+    overlay.silent[node(1)] = None
+    later(5.0, lambda: overlay.dead.update({node(1): None}))
+    waited = await gate.wait(MINE, 1.0)
+    assert 5.0 <= waited <= 5.0 + 0.05 + 2 * QUERY_S
 
 
 @pytest.mark.parametrize("method", ["bsp", "pbsp"])
-def test_a_peer_that_dies_while_asked_holds_nobody(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_a_peer_that_dies_while_asked_holds_nobody(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """Death counts at the moment of decision, not at that of the draw."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        overlay.add(1, 0)
-        later(QUERY_S / 2, lambda: overlay.dead.update({node(1): None}))
-        assert await gate.wait(MINE, 1.0) == pytest.approx(QUERY_S)
-
-    play(scenario, method)
+    overlay.add(1, 0)
+    later(QUERY_S / 2, lambda: overlay.dead.update({node(1): None}))
+    assert await gate.wait(MINE, 1.0) == pytest.approx(QUERY_S)
 
 
 @played_by(play)
@@ -106,164 +97,138 @@ async def test_an_answer_in_the_same_instant_is_an_answer(overlay: FakeOverlay, 
     "activity", [Activity.JOINING, Activity.PAUSED, Activity.STALLED, Activity.FINISHED, Activity.LEAVING]
 )
 @pytest.mark.parametrize("method", ["bsp", "pbsp"])
-def test_who_does_not_train_is_not_waited_for(method: BarrierMethod, activity: Activity) -> None:
+@played_by(play, Fixture("method"))
+async def test_who_does_not_train_is_not_waited_for(
+    overlay: FakeOverlay, gate: BarrierWaiter, *, activity: Activity
+) -> None:
     """Paused, stalled, finished, leaving and joining nodes block no node, sampled or not."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        overlay.add(1, 0, activity=activity)
-        assert await gate.wait(MINE, 1.0) <= QUERY_S
-
-    play(scenario, method)
+    overlay.add(1, 0, activity=activity)
+    assert await gate.wait(MINE, 1.0) <= QUERY_S
 
 
 @pytest.mark.parametrize("method", ["bsp", "ssp", "pbsp", "pssp"])
-def test_a_ready_node_is_waited_for(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_a_ready_node_is_waited_for(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """Its first step is waited for like any other: nodes that start together stay together."""
+    overlay.add(1, 0, activity=Activity.READY)
 
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        overlay.add(1, 0, activity=Activity.READY)
+    def begin() -> None:
+        overlay.activities[node(1)] = Activity.TRAINING
 
-        def begin() -> None:
-            overlay.activities[node(1)] = Activity.TRAINING
-
-        later(1.0, begin)
-        later(4.0, lambda: overlay.steps.update({node(1): 5}))
-        waited = await gate.wait(5, 1.0)
-        assert 4.0 <= waited <= 4.2
-
-    play(scenario, method)
+    later(1.0, begin)
+    later(4.0, lambda: overlay.steps.update({node(1): 5}))
+    waited = await gate.wait(5, 1.0)
+    assert 4.0 <= waited <= 4.2
 
 
 @pytest.mark.parametrize("method", ["bsp", "pbsp"])
-def test_a_ready_node_that_never_begins_holds_nobody_for_long(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_a_ready_node_that_never_begins_holds_nobody_for_long(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """Ready without a step for as long as a stall is allowed: after that it is skipped."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        overlay.add(1, 0, activity=Activity.READY)
-        waited = await gate.wait(5, 1.0)
-        assert STALL_FLOOR_S <= waited <= STALL_FLOOR_S + 0.1
-        assert await gate.wait(6, 1.0) <= QUERY_S
-
-    play(scenario, method)
+    overlay.add(1, 0, activity=Activity.READY)
+    waited = await gate.wait(5, 1.0)
+    assert STALL_FLOOR_S <= waited <= STALL_FLOOR_S + 0.1
+    assert await gate.wait(6, 1.0) <= QUERY_S
 
 
 @pytest.mark.parametrize("method", ["bsp", "pbsp"])
-def test_a_node_long_ready_is_about_to_begin_when_we_begin(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_a_node_long_ready_is_about_to_begin_when_we_begin(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """It waited an hour for the last one, as this node did; from this node's own beginning it has as long as a stall is
     allowed."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        overlay.add(1, 0, activity=Activity.READY)
-        await asyncio.sleep(60.0)
-        assert await gate.wait(1, 1.0) <= 2 * QUERY_S  # as if this node had begun long ago
-        gate.begin()
-        later(4.0, lambda: overlay.steps.update({node(1): 1}))
-        waited = await gate.wait(1, 1.0)
-        assert 4.0 <= waited <= 4.2
-
-    play(scenario, method)
+    overlay.add(1, 0, activity=Activity.READY)
+    await asyncio.sleep(60.0)
+    assert await gate.wait(1, 1.0) <= 2 * QUERY_S  # as if this node had begun long ago
+    gate.begin()
+    later(4.0, lambda: overlay.steps.update({node(1): 1}))
+    waited = await gate.wait(1, 1.0)
+    assert 4.0 <= waited <= 4.2
 
 
 @pytest.mark.parametrize("method", ["bsp", "ssp", "pbsp", "pssp"])
-def test_a_first_step_that_takes_minutes_is_waited_for(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_a_first_step_that_takes_minutes_is_waited_for(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """A node that began with us compiles for three minutes: no barrier lets us run ahead, until it is announced as
     stalled."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        gate.begin()
-        for number in (1, 2):
-            overlay.add(number, 0, step_seconds=0.0)
-        later(180.0, lambda: overlay.steps.update({node(1): MINE}))
-        later(200.0, lambda: overlay.activities.update({node(2): Activity.STALLED}))
-        assert 200.0 <= await gate.wait(MINE, SLOW_S) <= 200.0 + SLOW_S / 10
-
-    play(scenario, method)
+    gate.begin()
+    for number in (1, 2):
+        overlay.add(number, 0, step_seconds=0.0)
+    later(180.0, lambda: overlay.steps.update({node(1): MINE}))
+    later(200.0, lambda: overlay.activities.update({node(2): Activity.STALLED}))
+    assert 200.0 <= await gate.wait(MINE, SLOW_S) <= 200.0 + SLOW_S / 10
 
 
 @pytest.mark.parametrize("method", ["bsp", "pbsp"])
-def test_a_joiner_that_compiles_holds_nobody_up_for_long(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_a_joiner_that_compiles_holds_nobody_up_for_long(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """It began when we had trained for a minute: in its first step it counts for as long as a stall is allowed."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        gate.begin()
-        await asyncio.sleep(60.0)
-        overlay.add(1, MINE - 9, step_seconds=0.0)
-        waited = await gate.wait(MINE, 1.0)
-        assert STALL_FLOOR_S <= waited <= STALL_FLOOR_S + 0.1
-
-    play(scenario, method)
+    gate.begin()
+    await asyncio.sleep(60.0)
+    overlay.add(1, MINE - 9, step_seconds=0.0)
+    waited = await gate.wait(MINE, 1.0)
+    assert STALL_FLOOR_S <= waited <= STALL_FLOOR_S + 0.1
 
 
 @pytest.mark.parametrize("method", ["bsp", "pbsp"])
-def test_a_peer_without_progress_is_skipped_until_it_moves(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_a_peer_without_progress_is_skipped_until_it_moves(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """A peer that answers but makes no progress is not waited for after max(10 s, 4 steps)."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        overlay.add(1, MINE - 9)
-        waited = await gate.wait(MINE, 1.0)
-        assert STALL_FLOOR_S <= waited <= STALL_FLOOR_S + 0.1
-        overlay.steps[node(1)] = MINE - 8
-        overlay.hear(node(1), MINE - 8)
-        later(2.0, lambda: overlay.steps.update({node(1): MINE}))
-        assert await gate.wait(MINE, 1.0) >= 2.0
-
-    play(scenario, method)
+    overlay.add(1, MINE - 9)
+    waited = await gate.wait(MINE, 1.0)
+    assert STALL_FLOOR_S <= waited <= STALL_FLOOR_S + 0.1
+    overlay.steps[node(1)] = MINE - 8
+    overlay.hear(node(1), MINE - 8)
+    later(2.0, lambda: overlay.steps.update({node(1): MINE}))
+    assert await gate.wait(MINE, 1.0) >= 2.0
 
 
 @pytest.mark.parametrize("method", ["bsp", "ssp", "pbsp", "pssp"])
-def test_what_a_peer_announces_of_its_steps_does_not_hold_the_others_up(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_what_a_peer_announces_of_its_steps_does_not_hold_the_others_up(
+    overlay: FakeOverlay, gate: BarrierWaiter
+) -> None:
     """One member of five announces an hour for a step, and never moves: after ten seconds it is waited for no more."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        gate.begin()
-        overlay.add(1, MINE - 9, step_seconds=3600.0)
-        for number in (2, 3, 4):
-            overlay.add(number, MINE, step_seconds=1.0)
-        await asyncio.sleep(9.5)
-        for number in (2, 3, 4):
-            overlay.hear(node(number), MINE)  # they wait for it too
-        waited = await gate.wait(MINE, 1.0)
-        assert 0.4 <= waited <= 0.7
-        await asyncio.sleep(20.0)
-        assert await gate.wait(MINE, 1.0) <= 2 * QUERY_S
-
-    play(scenario, method)
+    gate.begin()
+    overlay.add(1, MINE - 9, step_seconds=3600.0)
+    for number in (2, 3, 4):
+        overlay.add(number, MINE, step_seconds=1.0)
+    await asyncio.sleep(9.5)
+    for number in (2, 3, 4):
+        overlay.hear(node(number), MINE)  # they wait for it too
+    waited = await gate.wait(MINE, 1.0)
+    assert 0.4 <= waited <= 0.7
+    await asyncio.sleep(20.0)
+    assert await gate.wait(MINE, 1.0) <= 2 * QUERY_S
 
 
 @pytest.mark.parametrize("method", ["bsp", "ssp", "pbsp", "pssp"])
-def test_a_first_step_that_never_ends_holds_the_others_up_once(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_a_first_step_that_never_ends_holds_the_others_up_once(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """One member of five stays in step 0. The others have ended their first steps after twenty seconds: it is waited
     for as long as four of those, and no longer at the next step."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        gate.begin()
-        for number in (1, 2, 3, 4):
-            overlay.add(number, 0, step_seconds=0.0)
-        await asyncio.sleep(20.0)
-        for number in (2, 3, 4):
-            overlay.step_seconds[node(number)] = 1.0
-            overlay.steps[node(number)] = MINE
-            overlay.hear(node(number), MINE)
-        waited = await gate.wait(MINE, SLOW_S)
-        assert 55.0 <= waited <= 65.0
-        assert await gate.wait(MINE, SLOW_S) <= 2 * QUERY_S
-
-    play(scenario, method)
+    gate.begin()
+    for number in (1, 2, 3, 4):
+        overlay.add(number, 0, step_seconds=0.0)
+    await asyncio.sleep(20.0)
+    for number in (2, 3, 4):
+        overlay.step_seconds[node(number)] = 1.0
+        overlay.steps[node(number)] = MINE
+        overlay.hear(node(number), MINE)
+    waited = await gate.wait(MINE, SLOW_S)
+    assert 55.0 <= waited <= 65.0
+    assert await gate.wait(MINE, SLOW_S) <= 2 * QUERY_S
 
 
 @pytest.mark.parametrize("method", ["bsp", "pbsp"])
-def test_a_slow_node_among_slow_ones_is_waited_for(method: BarrierMethod) -> None:
+@played_by(play, Fixture("method"))
+async def test_a_slow_node_among_slow_ones_is_waited_for(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """Where the others take half a minute for a step, a step of a minute and a half is one."""
-
-    async def scenario(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
-        gate.begin()
-        overlay.add(1, MINE - 1, step_seconds=90.0)
-        for number in (2, 3):
-            overlay.add(number, MINE, step_seconds=30.0)
-        later(90.0, lambda: overlay.steps.update({node(1): MINE}))
-        assert 90.0 <= await gate.wait(MINE, 30.0) <= 92.0
-
-    play(scenario, method)
+    gate.begin()
+    overlay.add(1, MINE - 1, step_seconds=90.0)
+    for number in (2, 3):
+        overlay.add(number, MINE, step_seconds=30.0)
+    later(90.0, lambda: overlay.steps.update({node(1): MINE}))
+    assert 90.0 <= await gate.wait(MINE, 30.0) <= 92.0
 
 
 # -- how long: by the others' steps, not by what the peer announces ---------------------------------------------------
