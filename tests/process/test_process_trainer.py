@@ -381,8 +381,9 @@ async def test_a_start_can_be_cancelled(world: World) -> None:
     assert not (world.state_dir / "trainer").exists()
 
 
-def test_a_process_that_has_just_started_is_ended_where_its_start_is_cancelled(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@played_by("world.run")
+async def test_a_process_that_has_just_started_is_ended_where_its_start_is_cancelled(
+    world: World, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody else knows of it, so it would run for ever."""
     started: list[int] = []
@@ -391,17 +392,14 @@ def test_a_process_that_has_just_started_is_ended_where_its_start_is_cancelled(
         started.append(pid)
         await asyncio.Event().wait()
 
-    async def scenario(world: World) -> None:
-        monkeypatch.setattr(process, "make_nicer", never)
-        starting = asyncio.create_task(world.trainer("Plain").start())
-        await until(lambda: bool(started))
-        assert is_running(started[0])
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-        assert not is_running(started[0])
-
-    world.run(scenario)
+    monkeypatch.setattr(process, "make_nicer", never)
+    starting = asyncio.create_task(world.trainer("Plain").start())
+    await until(lambda: bool(started))
+    assert is_running(started[0])
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not is_running(started[0])
 
 
 @played_by("world.run")

@@ -85,7 +85,8 @@ async def test_a_fence_that_only_one_node_remembers_blocks_no_other(world: World
     assert value(world) == [3.0, 3.0]
 
 
-def test_an_owner_that_is_no_candidate_any_more_is_sent_the_fence_as_well() -> None:
+@played_by(simulate, nodes=7, tenure_s=600.0)
+async def test_an_owner_that_is_no_candidate_any_more_is_sent_the_fence_as_well(world: World) -> None:
     """The first candidates name it, under a term that the restarted node refuses: that one tells it so."""
 
     async def scenario(world: World) -> None:
@@ -101,13 +102,10 @@ def test_an_owner_that_is_no_candidate_any_more_is_sent_the_fence_as_well() -> N
         assert owner(world) is owning
         assert exchange_of(owning).store.owned[0].term.number > 50
 
-    async def with_tenure(world: World) -> None:
-        # It has the shards by a hand-over, and keeps them for its tenure.
-        world.prefer(range(2), "n1", "n0")
-        await until(world, lambda: owner(world).name == "n1" and logged(world), within_s=30.0, what="a hand-over")
-        await scenario(world)
-
-    simulate(with_tenure, nodes=7, tenure_s=600.0)
+    # It has the shards by a hand-over, and keeps them for its tenure.
+    world.prefer(range(2), "n1", "n0")
+    await until(world, lambda: owner(world).name == "n1" and logged(world), within_s=30.0, what="a hand-over")
+    await scenario(world)
 
 
 @played_by(simulate)

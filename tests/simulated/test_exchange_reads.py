@@ -175,7 +175,10 @@ def test_versions_are_as_far_apart_as_the_followers_can_bear(synchronous: bool, 
     simulate(scenario, nodes=4, shards=1, codec="int8", tenure_s=600.0, synchronous=synchronous)
 
 
-def test_while_whole_values_are_chosen_a_publication_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(simulate, nodes=4, shards=8, values=32, codec="int8", owners=2)
+async def test_while_whole_values_are_chosen_a_publication_rests(
+    world: World, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each pull asks what is chosen. Values are computed a part at a time, beside the loop; of two that ask at once the
     second is sent the version of the first."""
     monkeypatch.setattr("p2pnode.training.exchange.owner.publishing.VALUES_PER_PART", 2)
@@ -189,27 +192,23 @@ def test_while_whole_values_are_chosen_a_publication_rests(monkeypatch: pytest.M
         return await run_in_thread(self, function, *arguments, **options)
 
     monkeypatch.setattr(InlineExecutor, "run", noted)
-
-    async def scenario(world: World) -> None:
-        to = owner(world)
-        others = [one for one in world.running() if one is not to]
-        publisher = exchange_of(to).publisher
-        mine = [shard for shard in range(8) if owner(world, shard) is to]
-        await push(others[0], 1)
-        parts.clear()
-        await asyncio.gather(*(exchange_of(one).pull(1) for one in others))
-        assert set(parts) == {1}
-        versions = {exchange_of(one).replica.position_of(mine[0]) for one in others}
-        assert len(versions) == 1
-        exchange_of(to).codec.codec = "bfloat16"
-        await push(others[0], 2)
-        await exchange_of(others[0]).pull(2)
-        assert publisher.published(mine[0]) is None
-        assert exchange_of(others[0]).replica.slice_of(mine[0])[0] == 3.0
-        exchange_of(to).codec.codec = "int8"
-        assert publisher.published(mine[0]) is not None
-
-    simulate(scenario, nodes=4, shards=8, values=32, codec="int8", owners=2)
+    to = owner(world)
+    others = [one for one in world.running() if one is not to]
+    publisher = exchange_of(to).publisher
+    mine = [shard for shard in range(8) if owner(world, shard) is to]
+    await push(others[0], 1)
+    parts.clear()
+    await asyncio.gather(*(exchange_of(one).pull(1) for one in others))
+    assert set(parts) == {1}
+    versions = {exchange_of(one).replica.position_of(mine[0]) for one in others}
+    assert len(versions) == 1
+    exchange_of(to).codec.codec = "bfloat16"
+    await push(others[0], 2)
+    await exchange_of(others[0]).pull(2)
+    assert publisher.published(mine[0]) is None
+    assert exchange_of(others[0]).replica.slice_of(mine[0])[0] == 3.0
+    exchange_of(to).codec.codec = "int8"
+    assert publisher.published(mine[0]) is not None
 
 
 # -- a joiner ---------------------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ import random
 import pytest
 
 from p2pnode.lifecycle.node import Node
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.long_run import more
+from tests.harness.runner.stories import run_by
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 from tests.simulated.test_swarm_training import EXACT, SHARDS, SIZE, settle
@@ -41,7 +42,8 @@ def a_pair(swarm: Swarm) -> list[str]:
 
 @pytest.mark.parametrize(("seed", "start_s"), [(3, 0.8), (5, 90.0), *more((12, 0.8), (12, 90.0))])
 @pytest.mark.promise(2)
-def test_a_shard_whose_owner_and_backup_die_goes_on_from_a_replica(seed: int, start_s: float) -> None:
+@run_by(run, limit_s=3600)
+async def test_a_shard_whose_owner_and_backup_die_goes_on_from_a_replica(seed: int, start_s: float) -> None:
     """Three workers of five are killed one after the other and started again, with a trainer that starts soon or late;
     a master takes part. The others take every shard over within the bound, the log says that a replica was used, and
     those that came back train."""
@@ -78,18 +80,15 @@ def test_a_shard_whose_owner_and_backup_die_goes_on_from_a_replica(seed: int, st
         swarm.value()
         assert sum(record.fields["from_replica"] for record in swarm.of("shards_taken_over")) >= 1
 
-    async def main() -> None:
-        starts = dict.fromkeys(("m", *(f"n{number}" for number in range(5))), 0)
+    starts = dict.fromkeys(("m", *(f"n{number}" for number in range(5))), 0)
 
-        def make_trainer(name: str) -> StubTrainer:
-            starts[name] += 1
-            return StubTrainer(name, SIZE, step_s=exponential(0.3), start_s=0.8 if starts[name] == 1 else start_s)
+    def make_trainer(name: str) -> StubTrainer:
+        starts[name] += 1
+        return StubTrainer(name, SIZE, step_s=exponential(0.3), start_s=0.8 if starts[name] == 1 else start_s)
 
-        settings = {**EXACT, "barrier.method": "asp", "training.checkpoint_s": 1.0}
-        swarm = Swarm(seed=seed, settings=settings, make_trainer=make_trainer)
-        try:
-            await scenario(swarm)
-        finally:
-            await swarm.stop()
-
-    VirtualLoop().run(main(), limit_s=3600)
+    settings = {**EXACT, "barrier.method": "asp", "training.checkpoint_s": 1.0}
+    swarm = Swarm(seed=seed, settings=settings, make_trainer=make_trainer)
+    try:
+        await scenario(swarm)
+    finally:
+        await swarm.stop()

@@ -103,7 +103,8 @@ class ByPull(Exact):
 
 
 @pytest.mark.parametrize("program", [Exact, ByPull])
-def test_a_killed_node_loses_and_repeats_no_update(program: type[Exact]) -> None:
+@run_by(run, limit_s=600.0)
+async def test_a_killed_node_loses_and_repeats_no_update(program: type[Exact]) -> None:
     """After a death in the middle the count of all is the sum of the counts of each, and those of the living are
     exact."""
 
@@ -111,23 +112,20 @@ def test_a_killed_node_loses_and_repeats_no_update(program: type[Exact]) -> None
         keys = await one.list_keys()
         return {str(key): found.value for key, found in (await one.get_many(keys)).items()}
 
-    async def play() -> None:
-        swarm = world(22, {"n0": program(40)}, "asp", 4, step_s=0.3, ending=sums)
-        swarm.start_many(4)
-        await swarm.until(lambda: script(swarm, "n2").ctx.step >= 10, within_s=120.0, what="10 steps")
-        dead = script(swarm, "n2").node_id
-        await swarm.kill("n2")
-        names = ["n0", "n1", "n3"]
-        assert await ends(swarm, names) == [40] * 3
-        for name in names:
-            found = script(swarm, name).after
-            total, lost = found.pop("all"), found.pop(dead)
-            assert list(found.values()) == [40] * 3
-            # The two updates of a step are of two keys: the last one of the dead node may be in one of them only.
-            assert abs(total - sum(found.values()) - lost) <= 1
-            assert lost >= 10
-
-    run(play(), limit_s=600.0)
+    swarm = world(22, {"n0": program(40)}, "asp", 4, step_s=0.3, ending=sums)
+    swarm.start_many(4)
+    await swarm.until(lambda: script(swarm, "n2").ctx.step >= 10, within_s=120.0, what="10 steps")
+    dead = script(swarm, "n2").node_id
+    await swarm.kill("n2")
+    names = ["n0", "n1", "n3"]
+    assert await ends(swarm, names) == [40] * 3
+    for name in names:
+        found = script(swarm, name).after
+        total, lost = found.pop("all"), found.pop(dead)
+        assert list(found.values()) == [40] * 3
+        # The two updates of a step are of two keys: the last one of the dead node may be in one of them only.
+        assert abs(total - sum(found.values()) - lost) <= 1
+        assert lost >= 10
 
 
 @run_by(run, limit_s=600.0)
@@ -194,24 +192,22 @@ async def test_nodes_with_a_model_and_nodes_with_an_engine_are_two_swarms() -> N
     await swarm.stop()
 
 
-def test_values_go_on_when_all_nodes_are_started_again() -> None:
+@run_by(run, limit_s=600.0)
+async def test_values_go_on_when_all_nodes_are_started_again() -> None:
     """Every node leaves at its script's end, and writes what no other takes over: the next run counts on from there."""
 
     async def own(one: EngineScript) -> Any:
         return (await one.get_many([one.node_id]))[one.node_id].value
 
-    async def play() -> None:
-        swarm = world(23, {"n0": Exact(10)}, "asp", 3, step_s=0.3, ending=own)
-        swarm.settings["training.checkpoint_s"] = 60.0
-        swarm.start_many(3)
-        names = ["n0", "n1", "n2"]
-        for run_number in (1, 2):
-            assert await ends(swarm, names) == [10] * 3
-            assert [script(swarm, name).after for name in names] == [10 * run_number] * 3
-            for name in names if run_number == 1 else ():
-                swarm.start(name)
-
-    run(play(), limit_s=600.0)
+    swarm = world(23, {"n0": Exact(10)}, "asp", 3, step_s=0.3, ending=own)
+    swarm.settings["training.checkpoint_s"] = 60.0
+    swarm.start_many(3)
+    names = ["n0", "n1", "n2"]
+    for run_number in (1, 2):
+        assert await ends(swarm, names) == [10] * 3
+        assert [script(swarm, name).after for name in names] == [10 * run_number] * 3
+        for name in names if run_number == 1 else ():
+            swarm.start(name)
 
 
 @run_by(run, limit_s=120.0)
@@ -234,7 +230,8 @@ async def test_a_node_says_what_it_waits_for() -> None:
     assert await late.task == "leave"
 
 
-def test_no_node_leaves_while_a_script_that_has_finished_still_reads() -> None:
+@run_by(run, limit_s=600.0)
+async def test_no_node_leaves_while_a_script_that_has_finished_still_reads() -> None:
     """Half of the scripts end at once, and the others read all values a second later: nothing is missing, because nodes
     that left at one moment would hand their values to one another."""
     ended: list[float] = []
@@ -251,15 +248,12 @@ def test_no_node_leaves_while_a_script_that_has_finished_still_reads() -> None:
         def push(self, ctx: Context, params: Any) -> list[tuple[str, int]]:
             return [(f"{part}", ctx.step) for part in range(40)]
 
-    async def play() -> None:
-        swarm = world(27, {"n0": Many(3)}, "bsp", 6, ending=reading)
-        swarm.start_many(6)
-        names = [f"n{number}" for number in range(6)]
-        assert await ends(swarm, names) == [3] * 6
-        assert [script(swarm, name).after for name in names] == [40] * 6
-        assert min(record.t for record in swarm.of("leaving")) + START_S > max(ended)
-
-    run(play(), limit_s=600.0)
+    swarm = world(27, {"n0": Many(3)}, "bsp", 6, ending=reading)
+    swarm.start_many(6)
+    names = [f"n{number}" for number in range(6)]
+    assert await ends(swarm, names) == [3] * 6
+    assert [script(swarm, name).after for name in names] == [40] * 6
+    assert min(record.t for record in swarm.of("leaving")) + START_S > max(ended)
 
 
 @run_by(run, limit_s=120.0)

@@ -12,6 +12,7 @@ import pytest
 from p2pnode.training.trainer_link.interface import StepOrder
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
+from tests.harness.runner.stories import played_by
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 
@@ -36,7 +37,7 @@ def distance(value: np.ndarray) -> float:
     return float(np.linalg.norm(value - TARGET) / np.linalg.norm(TARGET))
 
 
-def train(robust: str, scenario: Callable[[Swarm], Awaitable[None]], **settings: object) -> Swarm:
+def train(scenario: Callable[[Swarm], Awaitable[None]], robust: str, **settings: object) -> Swarm:
     print(f"seed {SEED}")
     worlds = []
 
@@ -81,7 +82,7 @@ def test_one_hostile_node_in_eight_does_not_keep_the_others_from_the_target(meth
         assert sum(one.unusual_norms for one in counters) > 60
         assert sum(one.clipped for one in counters) > 60
 
-    swarm = train("clip", scenario, barrier__method=method)
+    swarm = train(scenario, "clip", barrier__method=method)
 
     print(f"clip: {found[0]:.3f} of the way are left")
     assert found[0] < 0.1
@@ -97,7 +98,7 @@ def test_without_it_the_hostile_node_wins() -> None:
         await steps_of_all(swarm)
         found.append(distance(swarm.value()))
 
-    train("", scenario)
+    train(scenario, "")
 
     print(f"plain sum: {found[0]:.3g} times the way are left")
     assert found[0] > 2.0
@@ -137,27 +138,24 @@ def test_deaths_and_leaves_lose_nothing_that_was_clipped() -> None:
     def missing(node: object) -> set[int]:
         return set(node.exchange.outbox.steps)  # type: ignore[attr-defined]
 
-    train("clip", scenario)
+    train(scenario, "clip")
 
 
-def test_a_run_ends_with_everything_visible() -> None:
+@played_by(train, "clip", training__max_steps=12)
+async def test_a_run_ends_with_everything_visible(swarm: Swarm) -> None:
     """When all have finished, no delta waits: what is exported has all that was trained."""
+    swarm.start_many(8)
+    await swarm.until(
+        lambda: all(host.living.state == "finished" for host in swarm.running()), within_s=200, what="the end"
+    )
+    await asyncio.sleep(2.0)
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(8)
-        await swarm.until(
-            lambda: all(host.living.state == "finished" for host in swarm.running()), within_s=200, what="the end"
-        )
-        await asyncio.sleep(2.0)
-
-        stores = [host.living.exchange.store for host in swarm.hosts.values()]
-        for shard in range(SHARDS):
-            # All leave at once: a node that has left may still have shards in its store that another took over.
-            acting = max((store.owned[shard] for store in stores if shard in store.owned), key=lambda one: one.term)
-            assert acting.state.version > 0
-            assert acting.state.pending_deltas() == []
-
-    train("clip", scenario, training__max_steps=12)
+    stores = [host.living.exchange.store for host in swarm.hosts.values()]
+    for shard in range(SHARDS):
+        # All leave at once: a node that has left may still have shards in its store that another took over.
+        acting = max((store.owned[shard] for store in stores if shard in store.owned), key=lambda one: one.term)
+        assert acting.state.version > 0
+        assert acting.state.pending_deltas() == []
 
 
 def test_the_same_seed_gives_the_same_weights() -> None:
@@ -169,6 +167,6 @@ def test_the_same_seed_gives_the_same_weights() -> None:
         values.append(swarm.value().tobytes())
 
     for _ in range(2):
-        train("clip", scenario)
+        train(scenario, "clip")
 
     assert values[0] == values[1]

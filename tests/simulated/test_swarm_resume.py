@@ -294,7 +294,10 @@ async def test_a_state_directory_put_back_from_a_copy_uses_no_identity_twice(
         assert set(again.trainer.trained) <= mine
 
 
-def test_a_joiner_is_sent_no_state_before_it_has_the_vector(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(simulate, seed=83)
+async def test_a_joiner_is_sent_no_state_before_it_has_the_vector(
+    swarm: Swarm, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it loads, it uses its whole line: it is not eligible, and so no node sends it states or live deltas."""
     join = Exchange.join
 
@@ -302,22 +305,19 @@ def test_a_joiner_is_sent_no_state_before_it_has_the_vector(monkeypatch: pytest.
         await asyncio.sleep(20.0)
         return await join(exchange, source)
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start_many(3)
-        await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="steps everywhere")
-        monkeypatch.setattr(Exchange, "join", slowly)
-        joiner = swarm.start("n3", bootstrap="n0")
-        await swarm.until(lambda: joiner.living.exchange is not None, within_s=10, what="its exchange stands")
-        began = swarm.clock.monotonic()
-        while swarm.clock.monotonic() - began < 19.0:
-            await asyncio.sleep(0.25)
-            store = joiner.living.exchange.store
-            assert not store.owned
-            assert not store.backed
-            assert not joiner.living.overlay.heartbeat.eligible
-        await swarm.until(lambda: bool(joiner.living.exchange.store.owned), within_s=60, what="it owns some then")
-
-    simulate(scenario, seed=83)
+    swarm.start_many(3)
+    await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="steps everywhere")
+    monkeypatch.setattr(Exchange, "join", slowly)
+    joiner = swarm.start("n3", bootstrap="n0")
+    await swarm.until(lambda: joiner.living.exchange is not None, within_s=10, what="its exchange stands")
+    began = swarm.clock.monotonic()
+    while swarm.clock.monotonic() - began < 19.0:
+        await asyncio.sleep(0.25)
+        store = joiner.living.exchange.store
+        assert not store.owned
+        assert not store.backed
+        assert not joiner.living.overlay.heartbeat.eligible
+    await swarm.until(lambda: bool(joiner.living.exchange.store.owned), within_s=60, what="it owns some then")
 
 
 @pytest.mark.parametrize("seed", [104, *more(108)])

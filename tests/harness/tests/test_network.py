@@ -24,7 +24,7 @@ from p2pnode.overlay.transport import (
 from tests.harness.environment.virtual_loop import Unhandled, run
 from tests.harness.network.network import Network
 from tests.harness.network.transport import MemoryTransport
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import played_by, run_by
 
 
 class Host:
@@ -254,7 +254,8 @@ def test_handler_failure_fails_the_world() -> None:
         simulate(main)
 
 
-def test_own_body_that_fails() -> None:
+@played_by(simulate)
+async def test_own_body_that_fails(_network: Network, one: Host, two: Host, _three: Host) -> None:
     """An exception of the caller's own body reaches the caller as it is; the handler is ended."""
 
     async def body() -> AsyncIterator[bytes]:
@@ -262,13 +263,10 @@ def test_own_body_that_fails() -> None:
         await asyncio.sleep(1)
         raise LookupError("mine")
 
-    async def main(_network: Network, one: Host, two: Host, _three: Host) -> None:
-        with pytest.raises(LookupError, match="mine"):
-            await one.ask(two.address, "count", b"", body())
-        await asyncio.sleep(1)
-        assert two.ended == ["cancelled"]
-
-    simulate(main)
+    with pytest.raises(LookupError, match="mine"):
+        await one.ask(two.address, "count", b"", body())
+    await asyncio.sleep(1)
+    assert two.ended == ["cancelled"]
 
 
 @played_by(simulate)
@@ -422,7 +420,8 @@ async def test_cost_of_a_small_request(_network: Network, one: Host, two: Host, 
     assert per_datagram < 50e-6
 
 
-def test_a_hole_separates_two_hosts_and_no_other() -> None:
+@run_by(run)
+async def test_a_hole_separates_two_hosts_and_no_other() -> None:
     """Datagrams vanish. Streams fail at once as it is said, or are silent; after `heal` all is as before."""
     got: list[str] = []
 
@@ -433,28 +432,25 @@ def test_a_hole_separates_two_hosts_and_no_other() -> None:
         except TransportError as error:
             return f"{error.kind}: {error.detail}"
 
-    async def scenario() -> None:
-        network = Network(seed=1)
-        a, b, c = (network.transport(host) for host in ("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    network = Network(seed=1)
+    a, b, c = (network.transport(host) for host in ("10.0.0.1", "10.0.0.2", "10.0.0.3"))
 
-        async def serve(_request: Request) -> Response:
-            return Response(b"")
+    async def serve(_request: Request) -> Response:
+        return Response(b"")
 
-        for transport in (a, b, c):
-            await transport.open(lambda data, _source: got.append(data.decode()), serve)
-        network.hole(a.address, b.address, ("refused", "no route"))
-        network.hole(b.address, c.address)
-        for one, other in ((a, b), (b, a), (a, c)):
-            one.send(other.address, b"datagram")
-        await asyncio.sleep(1.0)
+    for transport in (a, b, c):
+        await transport.open(lambda data, _source: got.append(data.decode()), serve)
+    network.hole(a.address, b.address, ("refused", "no route"))
+    network.hole(b.address, c.address)
+    for one, other in ((a, b), (b, a), (a, c)):
+        one.send(other.address, b"datagram")
+    await asyncio.sleep(1.0)
 
-        assert got == ["datagram"]
-        assert await answers(a, b.address) == await answers(b, a.address) == "refused: no route"
-        assert await answers(b, c.address) == "timeout: did not answer for 1 s"
-        assert await answers(a, c.address) == "ok"
-        network.heal()
-        assert [await answers(b, a.address), await answers(b, c.address)] == ["ok", "ok"]
-        for transport in (a, b, c):
-            await transport.close()
-
-    run(scenario())
+    assert got == ["datagram"]
+    assert await answers(a, b.address) == await answers(b, a.address) == "refused: no route"
+    assert await answers(b, c.address) == "timeout: did not answer for 1 s"
+    assert await answers(a, c.address) == "ok"
+    network.heal()
+    assert [await answers(b, a.address), await answers(b, c.address)] == ["ok", "ok"]
+    for transport in (a, b, c):
+        await transport.close()

@@ -24,7 +24,6 @@ from tests.process.harness.sockets import (
     LOCAL,
     MB,
     Node,
-    Run,
     Talk,
     ask,
     failure,
@@ -83,22 +82,20 @@ async def test_rejection_with_an_unread_body(kind: str) -> None:
 
 
 @pytest.mark.parametrize("amount", [1, 5 * MB])
-def test_own_body_that_fails(run: Run, amount: int) -> None:
+@run_by("run")
+async def test_own_body_that_fails(amount: int) -> None:
     """An exception of the caller's own body reaches the caller unchanged, and the handler never gets the end."""
 
     async def body() -> AsyncIterator[bytes]:
         yield bytes(amount)
         raise LookupError("mine")
 
-    async def main() -> None:
-        async with Node() as one, Node() as two:
-            with pytest.raises(LookupError, match="mine"):
-                await ask(one, two.address, "count", b"", body())
-            async with asyncio.timeout(60):
-                await two.cancelled.wait()
-            assert two.log.events == []
-
-    run(main())
+    async with Node() as one, Node() as two:
+        with pytest.raises(LookupError, match="mine"):
+            await ask(one, two.address, "count", b"", body())
+        async with asyncio.timeout(60):
+            await two.cancelled.wait()
+        assert two.log.events == []
 
 
 @played_by("paced")

@@ -263,27 +263,25 @@ async def test_a_node_outside_any_swarm_serves_no_request() -> None:
         await made.serve(incoming)
 
 
-def test_a_stranger_beyond_the_rate_is_refused_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(play)
+async def test_a_stranger_beyond_the_rate_is_refused_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     """To answer it costs a signature. Another address has its own rate."""
     monkeypatch.setattr(requests, "BARE_REQUEST_RATE", RateLimit(1.0, 2.0))
 
     async def answer(_incoming: Request) -> Response:
         return Response(b"hello")
 
-    async def story() -> None:
-        made, local, _ = service()
-        made.register_bare("hello", answer)
-        for _ in range(2):
-            await made.serve(request(local, name="hello"))
-        began_s = asyncio.get_running_loop().time()
-        with pytest.raises(RequestRejected, match="than a stranger may"):
-            await made.serve(request(local, name="hello"))
+    made, local, _ = service()
+    made.register_bare("hello", answer)
+    for _ in range(2):
+        await made.serve(request(local, name="hello"))
+    began_s = asyncio.get_running_loop().time()
+    with pytest.raises(RequestRejected, match="than a stranger may"):
+        await made.serve(request(local, name="hello"))
 
-        assert asyncio.get_running_loop().time() - began_s == pytest.approx(RATE_LIMIT_DELAY_S)
-        await made.serve(request(local, name="hello", source=Address("10.0.0.3", 50_000)))
-        assert made.counters["refused_rate"] == 1
-
-    play(story())
+    assert asyncio.get_running_loop().time() - began_s == pytest.approx(RATE_LIMIT_DELAY_S)
+    await made.serve(request(local, name="hello", source=Address("10.0.0.3", 50_000)))
+    assert made.counters["refused_rate"] == 1
 
 
 async def body_of(parts: Iterable[Buffer]) -> AsyncIterator[Buffer]:

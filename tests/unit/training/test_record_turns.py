@@ -33,19 +33,17 @@ async def turn(seconds: float, ended: list[str]) -> str:
         ended.append("ended")
 
 
-def test_a_turn_that_ends_first_has_its_result() -> None:
+@run_by(run, strict=True)
+async def test_a_turn_that_ends_first_has_its_result() -> None:
     """Also where there are no records at all, and what it raises is raised."""
 
     async def raises() -> None:
         raise ValueError("wrong")
 
-    async def scenario() -> None:
-        for records in (NoRecords(), Ending()):
-            assert await unless_over(records, turn(1.0, [])) == "trained"
-            with pytest.raises(ValueError, match="wrong"):
-                await unless_over(records, raises())
-
-    run(scenario(), strict=True)
+    for records in (NoRecords(), Ending()):
+        assert await unless_over(records, turn(1.0, [])) == "trained"
+        with pytest.raises(ValueError, match="wrong"):
+            await unless_over(records, raises())
 
 
 def test_a_turn_is_given_up_when_no_record_is_left() -> None:

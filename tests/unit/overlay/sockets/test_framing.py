@@ -96,7 +96,8 @@ def test_a_large_chunk_is_written_in_slices() -> None:
 
 
 @pytest.mark.parametrize("pauses", [True, False])
-def test_timeouts_pause_while_the_body_is_produced(pauses: bool) -> None:
+@run_by(asyncio.run)
+async def test_timeouts_pause_while_the_body_is_produced(pauses: bool) -> None:
     """A request's body may take its time, and a response's body must not keep a silent request alive."""
     seen: list[bool] = []
     sink: list[Sink] = []
@@ -106,13 +107,10 @@ def test_timeouts_pause_while_the_body_is_produced(pauses: bool) -> None:
         yield b"abc"
         seen.append(sink[0].is_producing)
 
-    async def main() -> None:
-        sink.append(Sink())
-        await write_body(sink[0], b"", BodyWriter(body()), in_chunks=True, pauses_timeouts=pauses)
-        assert seen == [pauses, pauses]
-        assert not sink[0].is_producing
-
-    asyncio.run(main())
+    sink.append(Sink())
+    await write_body(sink[0], b"", BodyWriter(body()), in_chunks=True, pauses_timeouts=pauses)
+    assert seen == [pauses, pauses]
+    assert not sink[0].is_producing
 
 
 def test_slices_are_small_where_acknowledgements_are_not_counted() -> None:

@@ -23,7 +23,7 @@ from p2pnode.overlay.sealing.tls import CertificateError, CertificateRequest
 from p2pnode.overlay.settings import NodeSettings, SwarmSettings
 from tests.harness.environment.simulated import InlineExecutor, ListLog, make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop, run
-from tests.harness.runner.stories import run_by
+from tests.harness.runner.stories import Fixture, played_by, run_by
 
 ONE, TWO = SwarmKey(b"\1" * 32), SwarmKey(b"\2" * 32)
 IDENTITY = identity_from_seed(b"i" * 32)
@@ -39,7 +39,7 @@ def certificates_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closed_swarm, "make_certificates", make)
 
 
-def play(folder: Path, story: Callable[[ClosedSwarm, Path, ListLog], Awaitable[None]]) -> None:
+def play(story: Callable[[ClosedSwarm, Path, ListLog], Awaitable[None]], folder: Path) -> None:
     """Run a story beside the watch on the virtual loop, with one key in the key file."""
     path = folder / "swarm.key"
     write_key_file(path, KeyRing((ONE,)))
@@ -66,59 +66,51 @@ def spoil(path: Path) -> None:
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 1_000_000_000))
 
 
-def test_new_keys_are_used(tmp_path: Path) -> None:
+@played_by(play, Fixture("tmp_path"))
+async def test_new_keys_are_used(swarm: ClosedSwarm, path: Path, log: ListLog) -> None:
     """When the key file changes, the swarm uses its keys and logs their fingerprints once."""
-
-    async def story(swarm: ClosedSwarm, path: Path, log: ListLog) -> None:
-        write_key_file(path, KeyRing((TWO, ONE)))
-        await asyncio.sleep(3 * POLL_INTERVAL_S)
-        assert swarm.keys == KeyRing((TWO, ONE))
-        (record,) = log.of("swarm_keys_changed")
-        assert record.fields == {
-            "used": TWO.fingerprint,
-            "accepted": [TWO.fingerprint, ONE.fingerprint],
-            "before": [ONE.fingerprint],
-        }
-
-    play(tmp_path, story)
+    write_key_file(path, KeyRing((TWO, ONE)))
+    await asyncio.sleep(3 * POLL_INTERVAL_S)
+    assert swarm.keys == KeyRing((TWO, ONE))
+    (record,) = log.of("swarm_keys_changed")
+    assert record.fields == {
+        "used": TWO.fingerprint,
+        "accepted": [TWO.fingerprint, ONE.fingerprint],
+        "before": [ONE.fingerprint],
+    }
 
 
-def test_an_unusable_file_is_reported_once(tmp_path: Path) -> None:
+@played_by(play, Fixture("tmp_path"))
+async def test_an_unusable_file_is_reported_once(swarm: ClosedSwarm, path: Path, log: ListLog) -> None:
     """The former keys stay in use, the warning comes once, and a repaired file is used."""
-
-    async def story(swarm: ClosedSwarm, path: Path, log: ListLog) -> None:
-        for _ in range(3):
-            spoil(path)
-            await asyncio.sleep(POLL_INTERVAL_S)
-        assert swarm.keys == KeyRing((ONE,))
-        assert len(log.of("swarm_key_not_changed")) == 1
-        write_key_file(path, KeyRing((TWO,)))
-        await asyncio.sleep(2 * POLL_INTERVAL_S)
-        assert swarm.keys == KeyRing((TWO,))
-
-    play(tmp_path, story)
+    for _ in range(3):
+        spoil(path)
+        await asyncio.sleep(POLL_INTERVAL_S)
+    assert swarm.keys == KeyRing((ONE,))
+    assert len(log.of("swarm_key_not_changed")) == 1
+    write_key_file(path, KeyRing((TWO,)))
+    await asyncio.sleep(2 * POLL_INTERVAL_S)
+    assert swarm.keys == KeyRing((TWO,))
 
 
 @pytest.mark.parametrize("failure", [CertificateError("no memory"), OSError("no process"), KeyError("a bug")])
-def test_certificates_that_fail_are_tried_again(
-    failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@played_by(play, Fixture("tmp_path"))
+async def test_certificates_that_fail_are_tried_again(
+    swarm: ClosedSwarm, path: Path, log: ListLog, *, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the file is valid but the certificates cannot be made, the watch tries again without another change."""
     make, failures = closed_swarm.make_certificates, [failure, failure]
 
-    async def story(swarm: ClosedSwarm, path: Path, log: ListLog) -> None:
-        def failing(*arguments: Any) -> Any:
-            if failures:
-                raise failures.pop()
-            return make(*arguments)
+    def failing(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return make(*arguments)
 
-        monkeypatch.setattr(closed_swarm, "make_certificates", failing)
-        write_key_file(path, KeyRing((TWO,)))
-        await asyncio.sleep(4 * POLL_INTERVAL_S)
-        assert swarm.keys == KeyRing((TWO,))
-        assert len(log.of("swarm_key_not_changed")) == 1
-
-    play(tmp_path, story)
+    monkeypatch.setattr(closed_swarm, "make_certificates", failing)
+    write_key_file(path, KeyRing((TWO,)))
+    await asyncio.sleep(4 * POLL_INTERVAL_S)
+    assert swarm.keys == KeyRing((TWO,))
+    assert len(log.of("swarm_key_not_changed")) == 1
 
 
 @run_by(run, limit_s=60)

@@ -28,7 +28,7 @@ from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.builders.stores import delta, owner_of
 from tests.harness.environment.simulated import InlineExecutor, ListLog, VirtualClock
 from tests.harness.environment.virtual_loop import run
-from tests.harness.runner.stories import played_by
+from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.status_swarm import simulate
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, plain_layout
@@ -135,43 +135,37 @@ class World:
 FILES = ("vector.safetensors", "states-000000.bin", "state.json")
 
 
-def in_world(folder: Path, scenario: Callable[[World], Awaitable[None]], **options: Any) -> None:
+def in_world(scenario: Callable[[World], Awaitable[None]], folder: Path, **options: Any) -> None:
     async def main() -> None:
         await scenario(World(folder, **options))
 
     run(main(), limit_s=600)
 
 
-def test_a_trainer_that_saves_too_late_leaves_its_earlier_state(tmp_path: Path) -> None:
+@played_by(in_world, Fixture("tmp_path"), keep_checkpoints=1)
+async def test_a_trainer_that_saves_too_late_leaves_its_earlier_state(world: World) -> None:
     """SIGTERM in an optimiser step of 9 s: the last checkpoint has the last step and every shard, and the optimiser,
     the samples and the user's state of the checkpoint before, instead of none."""
+    await world.periodic(3)
+    world.trainer.copy_s = 9.0
+    await world.leave(5, trainer_s=1.0)
 
-    async def scenario(world: World) -> None:
-        await world.periodic(3)
-        world.trainer.copy_s = 9.0
-        await world.leave(5, trainer_s=1.0)
-
-        assert world.newest().state.step == 5
-        assert world.trainer_state() == "state of 3"
-        assert world.events("trainer_state_not_saved") == [{"step": 5, "reason": "the trainer is busy"}]
-
-    in_world(tmp_path, scenario, keep_checkpoints=1)
+    assert world.newest().state.step == 5
+    assert world.trainer_state() == "state of 3"
+    assert world.events("trainer_state_not_saved") == [{"step": 5, "reason": "the trainer is busy"}]
 
 
 @pytest.mark.parametrize(("copy_s", "period_s"), [(0.1, PERIOD_S), (3.0, 150.0)])
-def test_checkpoints_that_hold_training_are_rarer(tmp_path: Path, copy_s: float, period_s: float) -> None:
+@played_by(in_world, Fixture("tmp_path"))
+async def test_checkpoints_that_hold_training_are_rarer(world: World, *, copy_s: float, period_s: float) -> None:
     """A copy of three seconds, as of a large optimiser: every 150 s, and not every ten."""
-
-    async def scenario(world: World) -> None:
-        world.trainer.copy_s = copy_s
-        await world.periodic(1)
-        written = world.clock.monotonic()
-        while world.writer._writing is None or world.writer._writing.done():
-            await asyncio.sleep(1.0)
-            await world.writer.write_if_due()
-        assert world.clock.monotonic() - written == pytest.approx(period_s, abs=1.5)
-
-    in_world(tmp_path, scenario)
+    world.trainer.copy_s = copy_s
+    await world.periodic(1)
+    written = world.clock.monotonic()
+    while world.writer._writing is None or world.writer._writing.done():
+        await asyncio.sleep(1.0)
+        await world.writer.write_if_due()
+    assert world.clock.monotonic() - written == pytest.approx(period_s, abs=1.5)
 
 
 def test_the_state_that_the_node_started_with_stays_until_there_is_a_newer_one(tmp_path: Path) -> None:
@@ -189,114 +183,97 @@ def test_the_state_that_the_node_started_with_stays_until_there_is_a_newer_one(t
         assert world.trainer_state() == "state of 0"
         assert world.disk.read(before) is None
 
-    in_world(tmp_path, scenario, keep_checkpoints=1, trainer_state=before)
+    in_world(scenario, tmp_path, keep_checkpoints=1, trainer_state=before)
 
 
-def test_a_trainers_state_that_is_not_finite_does_not_replace_a_good_one(tmp_path: Path) -> None:
+@played_by(in_world, Fixture("tmp_path"))
+async def test_a_trainers_state_that_is_not_finite_does_not_replace_a_good_one(world: World) -> None:
     """The trainer refuses to write it; a restart takes the last good one, and so does the next start."""
+    await world.periodic(1)
+    world.trainer.refuses = True
+    await world.periodic(2)
 
-    async def scenario(world: World) -> None:
-        await world.periodic(1)
-        world.trainer.refuses = True
-        await world.periodic(2)
-
-        assert world.newest().state.step == 2
-        assert world.trainer_state() == "state of 1"
-        assert len(world.saved) == 1
-        assert "not finite" in world.events("trainer_state_not_saved")[0]["reason"]
-
-    in_world(tmp_path, scenario)
+    assert world.newest().state.step == 2
+    assert world.trainer_state() == "state of 1"
+    assert len(world.saved) == 1
+    assert "not finite" in world.events("trainer_state_not_saved")[0]["reason"]
 
 
-def test_a_checkpoint_that_has_a_fault_is_logged_and_the_next_one_is_written(tmp_path: Path) -> None:
+@played_by(in_world, Fixture("tmp_path"))
+async def test_a_checkpoint_that_has_a_fault_is_logged_and_the_next_one_is_written(world: World) -> None:
     """The one before stays until then."""
+    await world.periodic(1)
+    world.held = range(SHARDS + 1)  # a shard of which there is no state
+    await world.periodic(2)
+    assert world.newest().state.step == 1
+    assert world.events("checkpoint_not_written") == [{"step": 2, "reason": "IndexError('list index out of range')"}]
 
-    async def scenario(world: World) -> None:
-        await world.periodic(1)
-        world.held = range(SHARDS + 1)  # a shard of which there is no state
-        await world.periodic(2)
-        assert world.newest().state.step == 1
-        assert world.events("checkpoint_not_written") == [
-            {"step": 2, "reason": "IndexError('list index out of range')"}
-        ]
-
-        world.held = range(SHARDS)
-        await world.periodic(3)
-        assert world.newest().state.step == 3
-
-    in_world(tmp_path, scenario)
+    world.held = range(SHARDS)
+    await world.periodic(3)
+    assert world.newest().state.step == 3
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
-def test_values_that_are_broken_push_no_good_checkpoint_off_the_disk(tmp_path: Path, bad: float) -> None:
+@played_by(in_world, Fixture("tmp_path"))
+async def test_values_that_are_broken_push_no_good_checkpoint_off_the_disk(world: World, *, bad: float) -> None:
     """Neither while the node trains nor when it leaves; the next good ones are written."""
+    await world.periodic(1)
+    world.replica.vector[20] = bad
+    await world.periodic(2)
+    await world.leave(3)
+    assert world.newest().state.step == 1
+    assert [one["step"] for one in world.events("checkpoint_not_written")] == [2, 3]
 
-    async def scenario(world: World) -> None:
-        await world.periodic(1)
-        world.replica.vector[20] = bad
-        await world.periodic(2)
-        await world.leave(3)
-        assert world.newest().state.step == 1
-        assert [one["step"] for one in world.events("checkpoint_not_written")] == [2, 3]
-
-        world.replica.vector[20] = 1.0
-        await world.periodic(4)
-        assert world.newest().state.step == 4
-
-    in_world(tmp_path, scenario)
+    world.replica.vector[20] = 1.0
+    await world.periodic(4)
+    assert world.newest().state.step == 4
 
 
-def test_the_next_step_waits_for_no_disk(tmp_path: Path) -> None:
+@played_by(in_world, Fixture("tmp_path"), disk_s=1.0)
+async def test_the_next_step_waits_for_no_disk(world: World) -> None:
     """A checkpoint begins between two steps, within the time of the copy. On a disk that takes a second for every file
     the next pull changes the vector before it is written: what is written has the versions of the pull."""
+    world.trainer.copy_s, world.trainer.write_s = 0.2, 30.0
+    await asyncio.sleep(PERIOD_S)
+    world.progress.step = 7
+    began = world.clock.monotonic()
+    await world.writer.write_if_due()
+    assert world.clock.monotonic() - began < 1.5  # one look into the folder; none of the files
+    assert world.writer._writing is not None
+    await asyncio.sleep(0)  # it begins to read
+    assert not world.writer._writing.done()
 
-    async def scenario(world: World) -> None:
-        world.trainer.copy_s, world.trainer.write_s = 0.2, 30.0
-        await asyncio.sleep(PERIOD_S)
-        world.progress.step = 7
-        began = world.clock.monotonic()
-        await world.writer.write_if_due()
-        assert world.clock.monotonic() - began < 1.5  # one look into the folder; none of the files
-        assert world.writer._writing is not None
-        await asyncio.sleep(0)  # it begins to read
-        assert not world.writer._writing.done()
-
-        with world.replica.writing(0) as values:
-            values[:] = 5.0
-            world.replica.set_version(0, TERM, 9)
-        world.progress.step = 8
-        await world.writer.write_if_due()  # the first one is still being written
-        await world.writer._writing
-        assert world.newest().state.step == 7
-        assert world.vector().tolist() == [5.0] * (SIZE // SHARDS) + [0.0] * (SIZE - SIZE // SHARDS)
-        assert world.newest().state.marks[:2] == [(TERM, 9), (ZERO_TERM, 0)]
-        assert world.events("checkpoint_written")[0]["seconds"] > 30.0
-
-    in_world(tmp_path, scenario, disk_s=1.0)
+    with world.replica.writing(0) as values:
+        values[:] = 5.0
+        world.replica.set_version(0, TERM, 9)
+    world.progress.step = 8
+    await world.writer.write_if_due()  # the first one is still being written
+    await world.writer._writing
+    assert world.newest().state.step == 7
+    assert world.vector().tolist() == [5.0] * (SIZE // SHARDS) + [0.0] * (SIZE - SIZE // SHARDS)
+    assert world.newest().state.marks[:2] == [(TERM, 9), (ZERO_TERM, 0)]
+    assert world.events("checkpoint_written")[0]["seconds"] > 30.0
 
 
-def test_a_checkpoint_has_the_delta_that_its_trainer_has_trained(tmp_path: Path) -> None:
+@played_by(in_world, Fixture("tmp_path"))
+async def test_a_checkpoint_has_the_delta_that_its_trainer_has_trained(world: World) -> None:
     """The trainer copies its state at once and trains on; vector and step are those when its delta is counted."""
+    world.progress.step = 7
+    counted = asyncio.Event()
+    await asyncio.sleep(PERIOD_S)
+    await world.writer.write_if_due(counted.wait)
+    await asyncio.sleep(5.0)
+    assert len(world.saved) == 1, "the trainer's state is copied when its delta is cut"
 
-    async def scenario(world: World) -> None:
-        world.progress.step = 7
-        counted = asyncio.Event()
-        await asyncio.sleep(PERIOD_S)
-        await world.writer.write_if_due(counted.wait)
-        await asyncio.sleep(5.0)
-        assert len(world.saved) == 1, "the trainer's state is copied when its delta is cut"
-
-        with world.replica.writing(0) as values:
-            values[:] = 5.0
-            world.replica.set_version(0, TERM, 9)
-        world.progress.step = 8
-        counted.set()
-        assert world.writer._writing is not None
-        await world.writer._writing
-        assert world.newest().state.step == 8
-        assert world.vector()[0] == 5.0
-
-    in_world(tmp_path, scenario)
+    with world.replica.writing(0) as values:
+        values[:] = 5.0
+        world.replica.set_version(0, TERM, 9)
+    world.progress.step = 8
+    counted.set()
+    assert world.writer._writing is not None
+    await world.writer._writing
+    assert world.newest().state.step == 8
+    assert world.vector()[0] == 5.0
 
 
 def test_a_delta_that_is_added_while_a_shard_is_copied_is_in_all_of_it(tmp_path: Path) -> None:
@@ -326,48 +303,42 @@ def test_a_delta_that_is_added_while_a_shard_is_copied_is_in_all_of_it(tmp_path:
         np.testing.assert_array_equal(found.value, again.value)
         np.testing.assert_array_equal(found.momentum, again.momentum)
 
-    in_world(tmp_path, scenario, disk_s=0.5)
+    in_world(scenario, tmp_path, disk_s=0.5)
 
 
-def test_on_leaving_everything_is_written_once(tmp_path: Path) -> None:
+@played_by(in_world, Fixture("tmp_path"))
+async def test_on_leaving_everything_is_written_once(world: World) -> None:
     """The shards after the hand-over only: those that a peer took are not on this disk, and the marker comes last."""
+    written: list[str] = []
+    create, write = world.disk.create, world.disk.write
+    world.disk.create = lambda name: written.append(name) or create(name)  # type: ignore[assignment,func-returns-value,method-assign]
+    world.disk.write = lambda name, data, **more: written.append(name) or write(name, data, **more)  # type: ignore[assignment,func-returns-value,method-assign]
+    world.progress.step = 4
+    await world.writer.begin_last(1.0)
+    world.held = range(2, 3)  # the others have been handed over meanwhile
+    await world.writer.finish_last()
 
-    async def scenario(world: World) -> None:
-        written: list[str] = []
-        create, write = world.disk.create, world.disk.write
-        world.disk.create = lambda name: written.append(name) or create(name)  # type: ignore[assignment,func-returns-value,method-assign]
-        world.disk.write = lambda name, data, **more: written.append(name) or write(name, data, **more)  # type: ignore[assignment,func-returns-value,method-assign]
-        world.progress.step = 4
-        await world.writer.begin_last(1.0)
-        world.held = range(2, 3)  # the others have been handed over meanwhile
-        await world.writer.finish_last()
-
-        folder = world.newest().folder
-        assert written == [f"{folder}/{name}" for name in FILES]
-        stored = checkpoint.read_states(
-            world.disk, world.newest(), shard_bounds(SIZE, SHARDS), SIZE, ListLog([], "", world.clock)
-        )
-        assert list(stored) == [2]
-
-    in_world(tmp_path, scenario)
+    folder = world.newest().folder
+    assert written == [f"{folder}/{name}" for name in FILES]
+    stored = checkpoint.read_states(
+        world.disk, world.newest(), shard_bounds(SIZE, SHARDS), SIZE, ListLog([], "", world.clock)
+    )
+    assert list(stored) == [2]
 
 
-def test_a_node_that_leaves_gives_up_the_checkpoint_that_is_being_written(tmp_path: Path) -> None:
+@played_by(in_world, Fixture("tmp_path"), disk_s=1.0)
+async def test_a_node_that_leaves_gives_up_the_checkpoint_that_is_being_written(world: World) -> None:
     """It writes the last one instead, and nothing of the other is left."""
+    world.trainer.write_s = 30.0
+    await asyncio.sleep(PERIOD_S)
+    world.progress.step = 1
+    await world.writer.write_if_due()
+    await asyncio.sleep(3.0)
+    world.trainer.write_s = 0.0
+    await world.leave(2)
 
-    async def scenario(world: World) -> None:
-        world.trainer.write_s = 30.0
-        await asyncio.sleep(PERIOD_S)
-        world.progress.step = 1
-        await world.writer.write_if_due()
-        await asyncio.sleep(3.0)
-        world.trainer.write_s = 0.0
-        await world.leave(2)
-
-        assert [fields["step"] for fields in world.events("checkpoint_written")] == [2]
-        assert {name.rpartition("/")[0] for name in world.disk.names("checkpoints")} == {world.newest().folder}
-
-    in_world(tmp_path, scenario, disk_s=1.0)
+    assert [fields["step"] for fields in world.events("checkpoint_written")] == [2]
+    assert {name.rpartition("/")[0] for name in world.disk.names("checkpoints")} == {world.newest().folder}
 
 
 @played_by(simulate)

@@ -111,7 +111,8 @@ async def test_a_model_that_cannot_fit_is_refused_before_it_is_exchanged(swarm: 
     assert host.living.state == "training"
 
 
-def test_the_memory_check_is_told_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(simulate)
+async def test_the_memory_check_is_told_of_everything(swarm: Swarm, *, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes that are waited for, the checkpoints, the trainer's estimate, and the other nodes on the machine."""
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(node_module, "check_memory", lambda *args, **more: told.append({"nodes": args[3]} | more))
@@ -122,14 +123,8 @@ def test_the_memory_check_is_told_of_everything(monkeypatch: pytest.MonkeyPatch)
         return msgspec.structs.replace(await start(self, *args, **more), host_bytes=77, device_bytes=5)
 
     monkeypatch.setattr(StubTrainer, "start", estimating)
-
-    async def scenario(swarm: Swarm) -> None:
-        host = swarm.start("n0", training__min_nodes=3, training__checkpoint_s=5.0)
-        await swarm.until(lambda: bool(told), within_s=30, what="memory is checked")
-        assert told == [
-            {"nodes": 3, "checkpoints": True, "trainer_bytes": 77, "others_here": 2, "base_on_device": True}
-        ]
-        assert host.living.trainer_bytes == 77
-        assert host.living.budget().base == 0
-
-    simulate(scenario)
+    host = swarm.start("n0", training__min_nodes=3, training__checkpoint_s=5.0)
+    await swarm.until(lambda: bool(told), within_s=30, what="memory is checked")
+    assert told == [{"nodes": 3, "checkpoints": True, "trainer_bytes": 77, "others_here": 2, "base_on_device": True}]
+    assert host.living.trainer_bytes == 77
+    assert host.living.budget().base == 0

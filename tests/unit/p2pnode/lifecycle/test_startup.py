@@ -332,27 +332,27 @@ async def test_only_a_founder_opens_a_swarm_in_which_no_node_has_the_model(swarm
     assert [record.node for record in swarm.of("swarm_without_model")] == ["n0"]
 
 
-def test_a_founder_opens_nothing_while_a_silent_node_may_have_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(simulate, training__checkpoint_s=1.0)
+async def test_a_founder_opens_nothing_while_a_silent_node_may_have_the_model(
+    swarm: Swarm, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A member that does not answer the question for the manifest may train; the founder joins it when it does."""
 
     async def silent(_swarm: object, peer: Contact, _proposal: object, *, adopts_shards: bool) -> None:
         raise TransportError("timeout", peer.address, "was silent")
 
-    async def scenario(swarm: Swarm) -> None:
-        swarm.start("n0")
-        other = swarm.start("n1", bootstrap="n0")
-        await swarm.until(lambda: other.living.progress.step >= 5, within_s=60, what="both train")
-        await swarm.kill("n0")
-        with monkeypatch.context() as patch:
-            patch.setattr(manifests, "compare_with", silent)
-            founder = swarm.start("n0", bootstrap="n1")
-            await asyncio.sleep(3 * NO_MODEL_S)
-            assert founder.living.phase == "joining"
+    swarm.start("n0")
+    other = swarm.start("n1", bootstrap="n0")
+    await swarm.until(lambda: other.living.progress.step >= 5, within_s=60, what="both train")
+    await swarm.kill("n0")
+    with monkeypatch.context() as patch:
+        patch.setattr(manifests, "compare_with", silent)
+        founder = swarm.start("n0", bootstrap="n1")
+        await asyncio.sleep(3 * NO_MODEL_S)
+        assert founder.living.phase == "joining"
 
-        await swarm.until(lambda: founder.living.phase == "training", within_s=10, what="it joined")
-        assert swarm.of("swarm_without_model") == []
-
-    simulate(scenario, training__checkpoint_s=1.0)
+    await swarm.until(lambda: founder.living.phase == "training", within_s=10, what="it joined")
+    assert swarm.of("swarm_without_model") == []
 
 
 def test_a_member_that_is_gone_while_another_answers_is_asked_at_its_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,28 +77,28 @@ async def test_a_master_without_etcd_stops_before_its_lease_could_have_ended() -
 
 
 @pytest.mark.parametrize("how", ["its lease has ended", "lease not found"])
-def test_a_lease_that_etcd_has_ended_is_noticed_at_the_next_renewal(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@played_by(simulate)
+async def test_a_lease_that_etcd_has_ended_is_noticed_at_the_next_renewal(
+    *, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An operator revoked the lease: the master stops within a third of its time, though its own clock would go on.
     The reason is etcd's where it has one, and stays."""
 
     async def refuse(*_: object) -> None:
         raise EtcdRefused(5, "requested lease not found")
 
-    async def scenario() -> None:
-        etcd = FakeEtcd()
-        store, calls = master(etcd)
-        await store.open()
-        await asyncio.sleep(20.1)
-        etcd._end(store._lock._lease)
-        if how == "lease not found":
-            monkeypatch.setattr(calls, "call", refuse)
-        for wait_s in (TTL_S / 3 + 0.1, TTL_S):
-            await asyncio.sleep(wait_s)
-            with pytest.raises(StoreLost, match=how):
-                store.check()
-        await store.close()
-
-    simulate(scenario)
+    etcd = FakeEtcd()
+    store, calls = master(etcd)
+    await store.open()
+    await asyncio.sleep(20.1)
+    etcd._end(store._lock._lease)
+    if how == "lease not found":
+        monkeypatch.setattr(calls, "call", refuse)
+    for wait_s in (TTL_S / 3 + 0.1, TTL_S):
+        await asyncio.sleep(wait_s)
+        with pytest.raises(StoreLost, match=how):
+            store.check()
+    await store.close()
 
 
 @played_by(simulate)

@@ -30,6 +30,7 @@ from p2pnode.training.trainer_link.data_messages import (
 )
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, SeededEntropy, VirtualClock
 from tests.harness.environment.virtual_loop import run
+from tests.harness.runner.stories import played_by
 
 SHAPE = DataShape("samples", 60, 1)
 ME, OTHER = b"m" * 20, b"o" * 20
@@ -123,7 +124,7 @@ class Bench:
             await asyncio.sleep(0.01)
 
 
-def scene(other: DataMember | str | None, play: Callable[[Bench], Any]) -> Bench:
+def scene(play: Callable[[Bench], Any], other: DataMember | str | None) -> Bench:
     benches = []
 
     async def main() -> None:
@@ -139,16 +140,13 @@ def scene(other: DataMember | str | None, play: Callable[[Bench], Any]) -> Bench
     return benches[0]
 
 
-def test_a_node_without_this_request_shares_nothing() -> None:
+@played_by(scene, "unknown request")
+async def test_a_node_without_this_request_shares_nothing(bench: Bench) -> None:
     """An older version refuses the request: it is not waited for."""
-
-    async def play(bench: Bench) -> None:
-        bench.trainer.handler(DataOpened(SHAPE, None))
-        bench.want(1)
-        async with asyncio.timeout(0.5):
-            await bench.granted(1)
-
-    scene("unknown request", play)
+    bench.trainer.handler(DataOpened(SHAPE, None))
+    bench.want(1)
+    async with asyncio.timeout(0.5):
+        await bench.granted(1)
 
 
 def test_a_silent_node_delays_the_script_for_a_bounded_time() -> None:
@@ -160,82 +158,70 @@ def test_a_silent_node_delays_the_script_for_a_bounded_time() -> None:
         async with asyncio.timeout(ADMISSION_S + 1.0):
             await bench.granted(1)
 
-    bench = scene("silent", play)
+    bench = scene(play, "silent")
 
     assert [record.event for record in bench.records if record.level == "warning"] == ["data_member_silent"]
 
 
-def test_what_is_trained_reaches_the_others_and_the_next_checkpoint() -> None:
+@played_by(scene, None)
+async def test_what_is_trained_reaches_the_others_and_the_next_checkpoint(bench: Bench) -> None:
     """A request is answered with it, and the trainer is told what to save."""
+    bench.trainer.handler(DataOpened(SHAPE, None))
+    bench.want(1)
+    [claim, *_] = (await bench.granted(1)).claims
+    bench.trainer.handler(DataTrained(7, [PartitionTrained(0, claim.partition, 1, True)], -1))
 
-    async def play(bench: Bench) -> None:
-        bench.trainer.handler(DataOpened(SHAPE, None))
-        bench.want(1)
-        [claim, *_] = (await bench.granted(1)).claims
-        bench.trainer.handler(DataTrained(7, [PartitionTrained(0, claim.partition, 1, True)], -1))
-
-        asking = DataMember(OTHER, 1, SHAPE, 0.0)
-        payload = msgspec.msgpack.encode(asking.request())
-        response = await bench.swarm.handler(bench.swarm.contact(OTHER), b"", body_of(payload))
-        asking.on_message(ME, msgspec.msgpack.decode(b"".join(response.body), type=ShareData), 0.0)
-        assert asking.ledger.is_trained((0, claim.partition))
-        [known] = [message for message in bench.trainer.sent if isinstance(message, DataKnown)]
-        assert known.turn == 7
-        assert known.state == bench.service.member.state()
-
-    scene(None, play)
+    asking = DataMember(OTHER, 1, SHAPE, 0.0)
+    payload = msgspec.msgpack.encode(asking.request())
+    response = await bench.swarm.handler(bench.swarm.contact(OTHER), b"", body_of(payload))
+    asking.on_message(ME, msgspec.msgpack.decode(b"".join(response.body), type=ShareData), 0.0)
+    assert asking.ledger.is_trained((0, claim.partition))
+    [known] = [message for message in bench.trainer.sent if isinstance(message, DataKnown)]
+    assert known.turn == 7
+    assert known.state == bench.service.member.state()
 
 
-def test_a_restarted_trainer_gets_what_the_old_one_had_begun() -> None:
+@played_by(scene, None)
+async def test_a_restarted_trainer_gets_what_the_old_one_had_begun(bench: Bench) -> None:
     """The script opens its data again: its claims come once more, from where the last report stood."""
     shape = DataShape("samples", 60_000, 1)
+    bench.trainer.handler(DataOpened(shape, None))
+    bench.want(1, count=2)
+    first, second = (await bench.granted(1)).claims
+    bench.trainer.handler(DataTrained(1, [PartitionTrained(0, first.partition, 17, False)], -1))
 
-    async def play(bench: Bench) -> None:
-        bench.trainer.handler(DataOpened(shape, None))
-        bench.want(1, count=2)
-        first, second = (await bench.granted(1)).claims
-        bench.trainer.handler(DataTrained(1, [PartitionTrained(0, first.partition, 17, False)], -1))
-
-        bench.trainer.handler(DataOpened(shape, None))
-        bench.want(2, count=2)
-        assert (await bench.granted(2)).claims == [Claim(0, first.partition, 17), second]
-
-    scene(None, play)
+    bench.trainer.handler(DataOpened(shape, None))
+    bench.want(2, count=2)
+    assert (await bench.granted(2)).claims == [Claim(0, first.partition, 17), second]
 
 
-def test_a_malformed_request_is_refused() -> None:
+@played_by(scene, None)
+async def test_a_malformed_request_is_refused(bench: Bench) -> None:
     """Bytes that are no message raise in the sender."""
-
-    async def play(bench: Bench) -> None:
-        with pytest.raises(RequestRejected, match="malformed"):
-            await bench.swarm.handler(bench.swarm.contact(OTHER), b"", body_of(b"\xc1"))
-
-    scene(None, play)
+    with pytest.raises(RequestRejected, match="malformed"):
+        await bench.swarm.handler(bench.swarm.contact(OTHER), b"", body_of(b"\xc1"))
 
 
-def test_the_service_goes_on_after_a_fault() -> None:
+@played_by(scene, DataMember(OTHER, 1, SHAPE, 0.0))
+async def test_the_service_goes_on_after_a_fault(bench: Bench) -> None:
     """The fault is logged, and a moment later the node asks the others again."""
+    members, faults = bench.swarm.members, [KeyError("a bug")]
 
-    async def play(bench: Bench) -> None:
-        members, faults = bench.swarm.members, [KeyError("a bug")]
+    def failing() -> list[Any]:
+        if faults:
+            raise faults.pop()
+        return members()
 
-        def failing() -> list[Any]:
-            if faults:
-                raise faults.pop()
-            return members()
+    bench.trainer.handler(DataOpened(SHAPE, None))
+    await asyncio.sleep(0.5)
+    bench.swarm.members = failing  # type: ignore[method-assign]
+    await asyncio.sleep(5.0)
+    before = bench.swarm.asked
+    await asyncio.sleep(10.0)
 
-        bench.trainer.handler(DataOpened(SHAPE, None))
-        await asyncio.sleep(0.5)
-        bench.swarm.members = failing  # type: ignore[method-assign]
-        await asyncio.sleep(5.0)
-        before = bench.swarm.asked
-        await asyncio.sleep(10.0)
-
-        assert not faults
-        assert bench.swarm.asked > before
-        assert [record.event for record in bench.records if record.level == "error"] == ["service_failed"]
-
-    scene(DataMember(OTHER, 1, SHAPE, 0.0), play)
+    assert not faults
+    assert bench.swarm.asked > before
+    assert [record.event for record in bench.records if record.level == "error"] == ["service_failed"]
 
 
 def test_a_death_frees_what_the_dead_had_begun() -> None:
@@ -252,7 +238,7 @@ def test_a_death_frees_what_the_dead_had_begun() -> None:
         assert len(first.claims) < 60
         assert len(first.claims) + len(second.claims) == 60
 
-    scene(other, play)
+    scene(play, other)
 
 
 def test_leaving_tells_the_members_and_ends_the_iteration() -> None:
@@ -268,4 +254,4 @@ def test_leaving_tells_the_members_and_ends_the_iteration() -> None:
         assert (await bench.granted(2)).claims == []
         assert other.view() == [(OTHER, 1)]
 
-    scene(other, play)
+    scene(play, other)

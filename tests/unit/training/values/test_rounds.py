@@ -126,7 +126,8 @@ async def test_an_update_that_the_other_side_has_acknowledged_waits_for_a_script
     assert (result.status, owner.value()) == ("ok", 5)
 
 
-def test_others_run_while_many_updates_are_taken_and_applied() -> None:
+@run_by(run)
+async def test_others_run_while_many_updates_are_taken_and_applied() -> None:
     """A thousand updates, in one request or in one round: at most a millisecond or so passes between two turns."""
 
     async def turns_of(updates: int, *, in_one_round: bool) -> int:
@@ -140,13 +141,10 @@ def test_others_run_while_many_updates_are_taken_and_applied() -> None:
         assert {one.status for one in results} == {"ok"}
         return turns.count
 
-    async def scenario() -> None:
-        few = await turns_of(2, in_one_round=True)
-        assert await turns_of(1024, in_one_round=False) - few >= 1024 * VALUES_PER_UPDATE // VALUES_PER_TURN
-        # After the batch of each of the two shards, and when each is added.
-        assert await turns_of(1024, in_one_round=True) - few == 2 + 2
-
-    run(scenario())
+    few = await turns_of(2, in_one_round=True)
+    assert await turns_of(1024, in_one_round=False) - few >= 1024 * VALUES_PER_UPDATE // VALUES_PER_TURN
+    # After the batch of each of the two shards, and when each is added.
+    assert await turns_of(1024, in_one_round=True) - few == 2 + 2
 
 
 @run_by(run)
