@@ -3,8 +3,8 @@
 Without names the standing ones run: start, steps, kernels. The others run by name or with `--all`: `simulator`,
 `process_faults`, `devices`, `memory` and `overlay_large` take minutes, `exchange_history` as well and up to 20 GB of
 memory, `async_rule` half an hour. `partition`, `wan` and `time_to_loss` need network namespaces, and so root. `wan`
-takes half an hour, `time_to_loss` two hours, with `--quick` a quarter of one. A missed aim is said and shown in the
-table; it is no failure of the command.
+takes half an hour, `time_to_loss` two hours, with `--quick` a quarter of one. `on_gpu` needs a GPU, and runs by name
+alone. A missed aim is said and shown in the table; it is no failure of the command.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ BY_NAME = (
     "parameter_server",
     "dispatch_store",
     "devices",
+    "on_gpu",
 )
 
 
@@ -96,7 +97,10 @@ def parser() -> argparse.ArgumentParser:
     slow = line.add_argument_group("time_to_loss")
     slow.add_argument("--quick", action="store_true", help="three contestants over 5 Mbit/s for three minutes")
     slow.add_argument(
-        "--only", action="append", default=[], help="joint, p2p, torchft, hivemind or alone; again for more"
+        "--only",
+        action="append",
+        default=[],
+        help="joint, p2p, torchft, hivemind or alone; on_gpu: a section; again for more",
     )
     slow.add_argument("--rate", type=float, action="append", default=[], help="Mbit/s each way; again for more")
     slow.add_argument("--wall", type=float, default=0.0, help="seconds of a run; 0: 300")
@@ -106,6 +110,10 @@ def parser() -> argparse.ArgumentParser:
     slow.add_argument("--set", action="append", default=[], help="KEY=VALUE, a setting of p2pnode; again for more")
     slow.add_argument("--picture", action="store_true", help="run nothing: renew pages and picture from the record")
     slow.add_argument("--torchft", type=Path, default=None, help="Python of an environment with torchft 0.2.0")
+    gpu = line.add_argument_group("on_gpu")
+    gpu.add_argument("--seconds", type=float, default=0.0, help="for all sections; 0: 420")
+    gpu.add_argument("--out", type=Path, default=None, help="a folder for every line; none: .benchmarks/on_gpu")
+    gpu.add_argument("--tiny", action="store_true", help="all of it in small on the processor, and no figure of it")
     return line
 
 
@@ -115,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     line = parser()
     arguments = line.parse_args(argv)
-    names = arguments.names or (STANDING + BY_NAME if arguments.all else STANDING)
+    everything = tuple(name for name in STANDING + BY_NAME if name != "on_gpu")
+    names = arguments.names or (everything if arguments.all else STANDING)
     unknown = [name for name in names if name not in STANDING + BY_NAME]
     if unknown:
         line.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(STANDING + BY_NAME)}")
@@ -163,6 +172,8 @@ def command_of(name: str, arguments: argparse.Namespace) -> str:
         parts.append("--hivemind …/bin/python")
     if name == "time_to_loss":
         parts += _of_time_to_loss(arguments)
+    if name == "on_gpu" and arguments.seconds:
+        parts.append(f"--seconds {arguments.seconds:g}")
     if arguments.repetitions:
         parts.append(f"--repetitions {arguments.repetitions}")
     text = " ".join(parts)

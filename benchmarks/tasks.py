@@ -1,12 +1,15 @@
-"""Tasks for measuring: `Load`, whose optimiser step can be made as long as wanted, `PacedDigits` and `Wide`.
+"""Tasks for measuring: `Load`, whose optimiser step can be made as long as wanted, `PacedDigits`, `Wide`, and `Gpt`.
 
 The trainer's process imports them by name (`benchmarks.tasks:Load`); the harness itself needs no torch for that.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -17,6 +20,7 @@ from torch.nn import functional
 
 from p2pnode.training.tasks.digits import Digits
 from p2pnode.training.tasks.task import TrainSpec, read_options
+from p2pnode.training.tasks.text import ByteTransformer, TextOptions
 
 
 class LoadOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -100,3 +104,91 @@ class Wide:
 
     def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
         return {"sum": float(sum(part.sum() for part in model.parameters()))}, 1
+
+
+class GptOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """A transformer of words. `accumulate` batches of `batch_size` windows make an optimiser step. `fault`, once for
+    the file `mark`: the name of one in `Gpt._fail`."""
+
+    layers: Annotated[int, Meta(ge=1)] = 12
+    width: Annotated[int, Meta(ge=8)] = 768
+    heads: Annotated[int, Meta(ge=1)] = 12
+    context: Annotated[int, Meta(ge=2)] = 1024
+    vocabulary: Annotated[int, Meta(ge=2)] = 50304
+    batch_size: Annotated[int, Meta(ge=1)] = 32
+    accumulate: Annotated[int, Meta(ge=1)] = 2
+    compiled: bool = False
+    fault: str = ""
+    mark: str = ""
+
+
+class Gpt:
+    """Random words, weights in float32, and passes in bfloat16, as models are trained."""
+
+    version = "1"
+    #: Optimiser steps before a fault: the trainer has been in a turn then.
+    FAULT_AT = 25
+
+    def __init__(self, options: dict[str, Any], *, data_dir: str, seed: int, node_seed: int, device: str) -> None:  # noqa: ARG002
+        self._options = read_options(GptOptions, options, "gpt")
+        self._device = torch.device(device)
+        self._generator = torch.Generator().manual_seed(node_seed % (1 << 32))
+        self._batches = 0
+
+    def build(self) -> TrainSpec:
+        options = self._options
+        model: nn.Module = gpt(options).to(self._device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=self._device.type == "cuda")
+        if options.compiled:
+            model = torch.compile(model)  # type: ignore[assignment]
+        return TrainSpec(model, optimizer, accumulate=options.accumulate)
+
+    def batches(self) -> Iterator[Tensor]:
+        shape = (self._options.batch_size, self._options.context + 1)
+        batch = torch.randint(0, self._options.vocabulary, shape, generator=self._generator).to(self._device)
+        while True:
+            self._batches += 1
+            if self._options.fault and self._batches == self.FAULT_AT * self._options.accumulate:
+                self._fail()
+            yield batch
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        with torch.autocast(self._device.type, torch.bfloat16):
+            scores = model(batch[:, :-1])
+            return functional.cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
+
+    def evaluate(self, model: nn.Module) -> tuple[dict[str, float], int]:
+        batch = next(self.batches())
+        return {"loss": float(self.loss(model, batch))}, len(batch)
+
+    def _fail(self) -> None:
+        mark = Path(self._options.mark)
+        if mark.exists():
+            return
+        mark.touch()
+        has_gpu = self._device.type == "cuda"
+        match self._options.fault:
+            case "memory" if has_gpu:
+                torch.empty(1 << 50, device=self._device)
+            case "memory":
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            case "assert" if has_gpu:
+                functional.embedding(torch.tensor([9], device=self._device), torch.zeros(2, 2, device=self._device))
+                torch.cuda.synchronize()
+            case "assert":
+                raise RuntimeError("CUDA error: device-side assert triggered")
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def gpt(options: GptOptions) -> nn.Module:
+    """Windows of words `int64[batch, time]` to scores `float[batch, time, vocabulary]`."""
+    text = TextOptions(
+        layers=options.layers, width=options.width, heads=options.heads, context=options.context, dropout=0.0
+    )
+    model = ByteTransformer(text)
+    model.bytes = nn.Embedding(options.vocabulary, options.width)
+    model.scores = nn.Linear(options.width, options.vocabulary, bias=False)
+    nn.init.normal_(model.bytes.weight, std=0.02)
+    model.scores.weight = model.bytes.weight
+    return model

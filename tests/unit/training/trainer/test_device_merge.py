@@ -94,6 +94,7 @@ def test_a_delta_that_is_not_finite_is_said_to_be() -> None:
     assert member.delta.tolist() == [2.0] * 3
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL wants two GPUs, and torch finds fewer here")
 def test_gpus_merge_by_nccl(tmp_path: Path) -> None:
     """As with gloo, between two GPUs."""

@@ -84,6 +84,7 @@ def test_halves_count_as_halves_and_an_unknown_optimiser_as_adam() -> None:
     assert host_bytes(wrapper) == size_bytes
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_memory_of_a_device_is_not_the_hosts() -> None:
     """Only the copy for a checkpoint is on the host."""
