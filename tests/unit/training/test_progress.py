@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
+from p2pnode.training.failures import WINDOW_S, Failures, cause_of
+from p2pnode.training.loop_events import NO_END, note_left, note_start
 from p2pnode.training.progress import SHARE_STEPS, STEPS_KEPT, Progress
+from tests.harness.environment.simulated import ListLog, VirtualClock
 
 
 def test_the_time_of_each_phase_is_added_up() -> None:
@@ -43,3 +49,88 @@ def test_the_share_of_training_is_that_of_the_last_steps() -> None:
     for _ in range(SHARE_STEPS):
         progress.note_turn(2.001, 2.0)
     assert progress.training_share == 1.0
+
+
+# -- what is logged of a run's beginning and end
+
+
+def log_of() -> ListLog:
+    return ListLog([], clock=cast(VirtualClock, SimpleNamespace(monotonic=lambda: 0.0)))
+
+
+@pytest.mark.parametrize(
+    ("has_end", "events"), [(True, ["training_started"]), (False, ["training_started", "run_has_no_end"])]
+)
+def test_a_start_says_what_the_settings_lead_to(has_end: bool, events: list[str]) -> None:
+    """A run without an end, with what to set."""
+    log = log_of()
+    note_start(log, 7, has_end=has_end)
+
+    assert [one.event for one in log.records] == events
+    assert log.records[0].fields == {"step": 7}
+    assert has_end or log.records[-1].fields == {"hint": NO_END}
+
+
+def test_a_script_that_left_without_a_step_is_a_warning() -> None:
+    """It says what a step is; after a step it is no warning."""
+    log = log_of()
+    note_left(log, "it returned", 3)
+    note_left(log, "it returned", 0)
+
+    assert [(one.level, one.fields["steps"]) for one in log.records] == [("info", 3), ("warning", 0)]
+    assert "swarm.step()" in log.records[1].fields["hint"]
+
+
+# -- counting a trainer's failures
+
+
+HOUR_S = 3600.0
+
+
+def counts(failures: Failures, causes: list[str], every_s: float = HOUR_S) -> list[int]:
+    """How many count at each of these failures; before each one a step is completed."""
+    found = []
+    for number, cause in enumerate(causes):
+        failures.completed_step()
+        found.append(failures.note(cause, number * every_s))
+    return found
+
+
+def test_failures_of_one_cause_count_together_whatever_is_completed_between() -> None:
+    """Each start completes steps, an hour long; another cause between changes nothing."""
+    failures = Failures(max_restarts=4)
+    found = counts(failures, ["a", "a", "b", "a", "a", "a"])
+
+    assert found == [1, 2, 1, 3, 4, 5]
+    assert [failures.are_too_many(count) for count in found] == [False] * 5 + [True]
+
+
+def test_a_failure_a_day_is_forgotten() -> None:
+    """A run of weeks meets the same short fault of its network again and again."""
+    assert counts(Failures(4), ["a"] * 20, every_s=WINDOW_S + 1) == [1] * 20
+
+
+def test_a_process_that_is_ended_from_outside_counts_only_without_a_completed_step() -> None:
+    """A week of preemptions is no failure of the script; one that is always killed before its first step is."""
+    failures = Failures(4)
+    assert counts(failures, [""] * 100) == [1] * 100
+    failures.completed_step()
+    assert [failures.note("", now) for now in range(5)] == [1, 2, 3, 4, 5]
+
+
+def test_all_failures_without_a_completed_step_count() -> None:
+    """A script that never gets far may say something else each time."""
+    failures = Failures(4)
+    assert [failures.note(cause, 0.0) for cause in "abcde"] == [1, 2, 3, 4, 5]
+    failures.completed_step()
+    assert failures.note("f", 0.0) == 1
+    assert failures.note("a", 0.0) == 2
+
+
+def test_numbers_do_not_tell_two_causes_apart() -> None:
+    """Steps, addresses and names of temporary files change; types and words do not."""
+    first = "ValueError: step 17: no file /tmp/tmp3x_9/part, <object at 0x7f01>"
+    again = "ValueError: step 18: no file /tmp/tmpa0bq1/part, <object at 0x7f02>"
+    assert cause_of(first) == cause_of(again)
+    assert cause_of(first) != cause_of(first.replace("ValueError", "KeyError"))
+    assert cause_of("RuntimeError: shapes differ") != cause_of("RuntimeError: out of memory")

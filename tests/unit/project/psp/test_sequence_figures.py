@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from p2pnode.training.simulation.reference import ReferenceEngine
+from tools.psp import sequence_figures as metrics
 from tools.psp.__main__ import main
+from tools.psp.points import plan_of
 from tools.psp.sequence_figures import (
     SEQUENCES,
     _pass_moments,
@@ -80,3 +83,53 @@ def test_the_bounds_are_reproduced(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "54 of 54 within tolerance" in capsys.readouterr().out
     assert (tmp_path / "bounds.csv").read_text().splitlines()[1] == "1,min B1,14.664,14.66434,True"
     assert {"bounds.png", "bounds.csv", "table.csv"} <= {path.name for path in tmp_path.iterdir()}
+
+
+# -- figures of a run, against their definitions computed directly
+
+
+def test_sequence_inconsistency_is_the_symmetric_difference_of_prefixes() -> None:
+    """For every prefix: |true △ noisy| / P, with the true sequence giving each node a step in turn."""
+    nodes = 7
+    trace = ReferenceEngine(plan_of("ssp(2)", nodes, 12), keep_trace=True).run().trace
+    assert trace is not None
+    done = [0] * nodes
+    noisy = []
+    for node in trace.node.tolist():
+        done[node] += 1
+        noisy.append((node, done[node]))
+    true = [(place % nodes, place // nodes + 1) for place in range(len(noisy))]
+    expected = [len(set(true[:n]) ^ set(noisy[:n])) / nodes for n in range(1, len(noisy) + 1)]
+
+    np.testing.assert_allclose(metrics.sequence_inconsistency(trace, nodes), expected)
+
+
+def test_progress_inconsistency_is_the_distance_of_step_vectors() -> None:
+    """At each pass: Σ |steps now − steps at the node's previous pass| / P."""
+    nodes = 6
+    engine = ReferenceEngine(plan_of("pssp(1,2)", nodes, 12), keep_trace=True)
+    last = {node: [0] * nodes for node in range(nodes)}
+    expected = []
+    passing = engine._pass
+
+    def watched(now: float, node: int) -> None:
+        expected.append(sum(abs(a - b) for a, b in zip(engine.steps, last[node], strict=True)) / nodes)
+        last[node] = list(engine.steps)
+        passing(now, node)
+
+    engine._pass = watched  # type: ignore[method-assign]
+    trace = engine.run().trace
+    assert trace is not None
+
+    np.testing.assert_allclose(metrics.progress_inconsistency(trace, nodes), expected)
+
+
+def test_bsp_is_nearly_consistent_and_asp_is_not() -> None:
+    """After many steps the prefix of bsp differs from the true one by at most a round, that of asp by several."""
+    found = {}
+    for name in ("bsp", "asp"):
+        trace = ReferenceEngine(plan_of(name, 20, 100), keep_trace=True).run().trace
+        assert trace is not None
+        found[name] = metrics.sequence_inconsistency(trace, 20)[-200:].mean()
+
+    assert found["bsp"] <= 1.0 < found["asp"]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from p2pnode.training.simulation.random_streams import RandomStream
+from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.simulation.plan import Churn, Plan
+from p2pnode.training.simulation.random_streams import DURATIONS, GAMMA, MASK, SAMPLES, RandomStream, mixed
 from p2pnode.training.simulation.step_times import BadModel, Stragglers, parse_step_times, parse_stragglers
 
 
@@ -62,3 +65,85 @@ def test_stragglers_are_parsed() -> None:
     for text in ("5x4", "101%x2", "5%x0", "a%x2"):
         with pytest.raises(BadModel):
             parse_stragglers(text)
+
+
+# -- plans that are refused, and the daemon's barrier of a plan
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"nodes": 0},
+        {"duration_s": 0.0},
+        {"repoll_s": 0.0},
+        {"pool_size": 0},
+        {"pool_renewal_s": -1.0},
+        {"population_error": -0.1},
+        {"delay_s": -0.1},
+        {"churn": Churn(-0.1)},
+        {"seed": -1},
+    ],
+    ids=str,
+)
+def test_impossible_numbers_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    """The message names the field."""
+    usual: dict[str, Any] = {"nodes": 5, "barrier": BarrierSettings(), "duration_s": 10.0}
+
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Plan(**(usual | wrong))
+
+
+def test_the_barrier_is_the_daemons() -> None:
+    """pssp with a lag of 2 passes exactly when no sampled node is more than two steps behind."""
+    plan = Plan(nodes=5, barrier=BarrierSettings(method="pssp", staleness=2), duration_s=10.0)
+    barrier = plan.made_barrier()
+
+    assert barrier.passes(5, [3, 9])
+    assert not barrier.passes(5, [2, 9])
+
+
+# -- random streams
+
+
+def test_the_generator_is_splitmix64() -> None:
+    """The first outputs from the state 1234567, as published with the reference implementation."""
+    state, found = 1234567, []
+    for _ in range(3):
+        state = (state + GAMMA) & MASK
+        found.append(mixed(state))
+
+    assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+def test_streams_differ_by_seed_purpose_and_node_and_repeat() -> None:
+    """Each of the three gives another stream; the same three give the same."""
+    found = {
+        (seed, purpose, node): tuple(RandomStream(seed, purpose, node).uniform() for _ in range(1))
+        for seed in (1, 2)
+        for purpose in (DURATIONS, SAMPLES)
+        for node in (0, 1)
+    }
+
+    assert len(set(found.values())) == len(found)
+    assert RandomStream(2, SAMPLES, 1).uniform() == found[2, SAMPLES, 1][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "variance"), [("uniform", 0.5, 1 / 12), ("exponential", 1, 1), ("normal", 0, 1)]
+)
+def test_a_distribution_has_its_mean_and_variance(name: str, mean: float, variance: float) -> None:
+    """20,000 draws: the mean within four standard errors, the variance within a tenth."""
+    stream = RandomStream(3, DURATIONS, 0)
+    draws = np.array([getattr(stream, name)() for _ in range(20_000)])
+
+    assert abs(draws.mean() - mean) <= 4 * (variance / draws.size) ** 0.5
+    assert draws.var() == pytest.approx(variance, rel=0.1)
+
+
+def test_below_gives_each_number_equally_often() -> None:
+    """7,000 draws below 7: each number about a thousand times."""
+    stream = RandomStream(4, SAMPLES, 0)
+    counts = np.bincount([stream.below(7) for _ in range(7000)], minlength=7)
+
+    assert counts.size == 7
+    assert abs(counts - 1000).max() < 150

@@ -11,6 +11,9 @@ import torch
 from p2pnode.training.tasks.batches import ShuffledBatches, divide, image_and_label, lacking_classes
 from p2pnode.training.tasks.digits import load_digits
 from p2pnode.training.tasks.task import TaskError
+from p2pnode.training.trainer.loading import build_task
+from p2pnode.training.trainer.runner import TaskRunner
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 
 @pytest.mark.parametrize(("parts", "lacking"), [(1, 0), (3, 0), (4, 3), (6, 3), (10, 5)])
@@ -116,3 +119,38 @@ def test_any_other_record_says_what_it_has_and_what_to_do(example: Any, has: str
     assert str(failure.value).startswith("a record must have images and labels, an image of 2 x 2; ")
     assert str(failure.value).endswith(has)
     assert "p2pnode records pack" in failure.value.hint
+
+
+# -- options of the built-in tasks that are refused
+
+
+def build(task: str, options: dict[str, Any], data_dir: str = "") -> TaskRunner:
+    return TaskRunner(task, *build_task(task, options, data_dir=data_dir, seed=0, node_seed=1, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "data_dir", "reason"),
+    [
+        ("digits", {"parts": 4, "lackign": 3}, "", "unknown field `lackign`"),
+        ("digits", {"part": "one"}, "", "Expected `int`"),
+        ("digits", {"part": 7, "parts": 4}, "", "part = 7 of parts = 4"),
+        ("digits", {}, "/nowhere/digits", "finds no file /nowhere/digits"),
+        ("mnist", {}, "/nowhere/mnist", "training.data_dir = /nowhere/mnist is not a folder"),
+        ("mnist", {"optimizer": "lion"}, "", "optimizer"),
+        ("text", {}, "", "training.data_dir is empty"),
+        ("text", {}, "/nowhere/book.txt", "finds no file /nowhere/book.txt"),
+        ("text", {}, "/", "is a folder"),
+        ("text", {"width": 10, "heads": 3}, "", "cannot be divided"),
+        ("text", {"context": 100000}, __file__, "too few"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(
+    task: str, options: dict[str, Any], data_dir: str, reason: str
+) -> None:
+    """Misspelt options, impossible values and missing files; each has a hint."""
+    with pytest.raises(TrainerFailed) as failure:
+        build(task, options, data_dir)
+
+    assert reason in failure.value.reason
+    assert failure.value.hint
+    assert failure.value.fatal
