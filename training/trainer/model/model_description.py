@@ -14,7 +14,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from p2pnode.training.files.model_file import DTYPES, VECTOR_DTYPES, Piece, TensorInfo, file_pieces, fixed_name
+from p2pnode.training.files.model_file import (
+    DTYPES,
+    VECTOR_DTYPES,
+    Piece,
+    TensorInfo,
+    file_pieces,
+    fixed_name,
+    tensors_digest,
+)
 from p2pnode.training.trainer.connection import Warn
 from p2pnode.training.trainer.model.local_part import is_distributed, whole_of
 from p2pnode.training.trainer.model.vector import (
@@ -23,7 +31,6 @@ from p2pnode.training.trainer.model.vector import (
     canonical_name,
     dtype_name,
     storage_key,
-    tensors_digest,
 )
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.state.snapshot import CannotWrite, write_whole
@@ -58,7 +65,6 @@ class ModelDescriber:
         #: Whether all ranks have to call `describe`.
         self.is_collective = any(map(is_distributed, [*vector.fixed.values(), *vector.local_buffers.values()]))
         self._layout_digest = vector.layout.digest()
-        self._fixed_digest: dict[tuple[str, ...], str] = {tuple(sorted(vector.fixed)): vector.frozen_digest}
         self._writer: _FixedWriter | None = None
         self._warned: set[tuple[str, str]] = set()
 
@@ -77,7 +83,7 @@ class ModelDescriber:
         self._warn_once("not_in_the_model_file", left_out, TOO_LARGE)
         sources = [source for source in sources if source.kind != "local" or source.source not in left_out]
         raw = {name: _raw(tensor) for name, tensor in local.items() if name not in left_out}
-        digest = self._digest(fixed) if fixed else ""
+        digest = tensors_digest({name: self._vector.frozen[name] for name in fixed}) if fixed else ""
         if self.is_collective:
             self._write_together(folder, digest, fixed)
         elif folder and fixed:
@@ -132,12 +138,6 @@ class ModelDescriber:
         if new:
             more = f" and {len(new) - MAX_NAMES} more" if len(new) > MAX_NAMES else ""
             self._warn(event, f"{', '.join(new[:MAX_NAMES])}{more}: {text}", do)
-
-    def _digest(self, fixed: dict[str, Tensor]) -> str:
-        names = tuple(sorted(fixed))
-        if names not in self._fixed_digest:
-            self._fixed_digest[names] = tensors_digest(sorted(fixed.items()))
-        return self._fixed_digest[names]
 
     def _write_together(self, folder: str, digest: str, fixed: dict[str, Tensor]) -> None:
         """On all ranks: gather the tensors one by one, and write them on rank 0."""

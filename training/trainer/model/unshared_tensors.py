@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from p2pnode.training.files.model_file import ROW, WORD_BYTES, fingerprint
 from p2pnode.training.trainer.model.local_part import is_distributed, local_of, whole_of
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
@@ -68,7 +69,7 @@ def is_averaged(name: str, buffer: Tensor) -> bool:
 
 
 def _fingerprint(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} {checksum(tensor):08x}"
+    return fingerprint(str(tensor.dtype).removeprefix("torch."), tensor.shape, checksum(tensor))
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -78,13 +79,8 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
-#: Words of a row. Sums of rows and of columns change when words are exchanged, as those of the whole would not.
-ROW = 1024
-WORD_BYTES = 8
-
-
 def checksum(tensor: Tensor) -> int:
-    """The same for equal bits of a dense tensor, whatever its shape."""
+    """The same for equal bits of a dense tensor, whatever its shape: that of its bytes in a file (`model_file`)."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if raw.storage_offset() % WORD_BYTES:
         raw = raw.clone()

@@ -10,7 +10,6 @@ Of several ranks each maps the whole vector, and reads and writes its own parts 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from typing import Literal
@@ -18,10 +17,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from p2pnode.training.files.model_file import digest_head
+from p2pnode.training.files.model_file import tensors_digest
 from p2pnode.training.layout import Layout, LayoutEntry
 from p2pnode.training.shards.robust import norm_of
-from p2pnode.training.trainer.model.local_part import LocalPart, is_distributed, local_of, reshards, whole_of
+from p2pnode.training.trainer.model.local_part import LocalPart, is_distributed, local_of, reshards
 from p2pnode.training.trainer.model.unshared_tensors import UnsharedTensors, is_averaged, is_finite
 from p2pnode.training.trainer_link.interface import TrainerFailed, Vector
 
@@ -87,10 +86,10 @@ class ModelVector:
         self._parts = [LocalPart.of(name, tensor, writes_plain=is_first) for _, (name, tensor) in named]
         #: What training is not to change, by canonical name: frozen parameters, masks, tables of integers.
         self.fixed = frozen | constant
-        self.frozen_digest = tensors_digest(sorted(self.fixed.items()))
         self.unshared = UnsharedTensors(self.local_buffers, self.fixed)
         #: A fingerprint of each of them, for messages.
         self.frozen = self.unshared.fingerprints
+        self.frozen_digest = tensors_digest(self.frozen)
         self._tensors = [tensor for _, (_, tensor) in named]
         self._chunk = chunk
         tensors = self.tensors
@@ -465,16 +464,6 @@ def _layout(named: list[tuple[str, tuple[str, Tensor]]]) -> Layout:
 def dtype_name(tensor: Tensor) -> str:
     """As "float32"."""
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def tensors_digest(named: list[tuple[str, Tensor]]) -> str:
-    """Hex SHA-256 over names, types, shapes and bytes. All ranks have to call it."""
-    digest = hashlib.sha256()
-    for name, tensor in named:
-        digest.update(digest_head(name, dtype_name(tensor), tuple(tensor.shape)))
-        whole = whole_of(tensor.detach())
-        digest.update(whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _refuse_sharded(model: nn.Module) -> None:

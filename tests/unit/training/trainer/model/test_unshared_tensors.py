@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from p2pnode.training.trainer.model.unshared_tensors import ROW, WORD_BYTES, UnsharedTensors, checksum
+from p2pnode.training.files.model_file import PIECE_BYTES, ROW, WORD_BYTES, checksum_of
+from p2pnode.training.trainer.model.unshared_tensors import UnsharedTensors, checksum
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
@@ -50,6 +51,18 @@ def test_a_table_of_exact_values_belongs_to_the_frozen_digest(kind: str) -> None
     mine.local_buffers["count"] += 1
     again = with_buffer(TABLES[kind])
     assert (again.frozen_digest, again.frozen) == (mine.frozen_digest, mine.frozen)
+
+
+@pytest.mark.parametrize("values", [0, 1, 7, 1024, 8192, 8193, 3 * 1024 * 1024 + 11])
+def test_the_checksum_of_a_tensor_is_that_of_its_bytes_in_a_file(values: int) -> None:
+    """So that a file is checked by what a device has summed up, and no node reads its frozen tensors twice."""
+    tensor = torch.randint(0, 255, (values,), dtype=torch.uint8)
+    raw = tensor.numpy().tobytes()
+    assert PIECE_BYTES % (ROW * WORD_BYTES) == 0
+
+    assert checksum_of(raw[at : at + PIECE_BYTES] for at in range(0, len(raw), PIECE_BYTES)) == checksum(tensor)
+    if values > 8:
+        assert checksum(tensor) != checksum(tensor.flip(0))
 
 
 def test_a_sparse_buffer_is_refused_by_name() -> None:
