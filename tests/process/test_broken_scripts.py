@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.process.harness.script_run import START_S, Run
+from tests.process.harness.script_run import Run
+from tests.process.harness.swarm_world import START_S
 
 #: Exit code of a node whose trainer cannot go on (docs/config.md).
 TRAINER_FAILED = 8
@@ -68,7 +69,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
     yield start
     for run in started:
-        run.end()
+        run.kill()
 
 
 def test_an_error_of_the_gpu_says_what_to_lower(launch: Callable[..., Run]) -> None:

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from p2pnode.client import NodeClient, find
-from p2pnode.errors import UserError
 from tests.harness.project.repository import ROOT
 from tests.process.harness.forked_python import start_p2pnode
+from tests.process.harness.swarm_world import START_S, StartedNode, kill_all, until
 
 EXAMPLES = ROOT / "examples"
-
-#: A loaded machine imports torch slowly.
-START_S = 180.0
 
 #: Instead of what the commands say: a few steps, and two nodes that begin together.
 SMALL = {
@@ -69,25 +62,24 @@ def prepared(command: str, flags: list[str], small: Mapping[str, str] = SMALL) -
     return [part for word in words for part in PROGRAMS.get(word, [word])]
 
 
-class Node:
+class Node(StartedNode):
     """One node of an example, in a folder of its own beside a link to `examples/`."""
 
     def __init__(self, folder: Path, command: str, bootstrap: str = "", small: Mapping[str, str] = SMALL) -> None:
         folder.mkdir()
         (folder / "examples").symlink_to(EXAMPLES)
-        self.folder, self.state_dir = folder, folder / "state"
-        flags = ["--port", "0", "--status-port", "0", "--state-dir", str(self.state_dir)]
+        self.folder = folder
+        flags = ["--port", "0", "--status-port", "0", "--state-dir", str(folder / "state")]
         flags += ["--bootstrap", bootstrap] if bootstrap else []
         said = command.replace("cd examples && ", "")
         for key, value in small.items():
             flags += [] if f"{key}=" in command else ["--set", f"{key}={value}"]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
         environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        self._output = folder / "output"
-        with self._output.open("wb") as output:
+        with (folder / "output").open("wb") as output:
             program, *arguments = prepared(said, flags, small)
             assert program == "p2pnode"
-            self.process = start_p2pnode(
+            process = start_p2pnode(
                 arguments,
                 cwd=folder / "examples" if said != command else folder,
                 env=environment,
@@ -95,52 +87,7 @@ class Node:
                 stderr=output,
             )
 
-    @property
-    def output(self) -> str:
-        return self._output.read_text(errors="replace")
-
-    def address(self) -> str:
-        """As soon as the node tells it."""
-        end_s = time.monotonic() + START_S
-        while time.monotonic() < end_s and self.process.poll() is None:
-            found = find(self.state_dir)
-            with contextlib.suppress(UserError):
-                if (
-                    found
-                    and found.pid == self.process.pid
-                    and (status := NodeClient.of(found, timeout_s=START_S).status())
-                ):
-                    return str(status["node"]["address"])
-            time.sleep(0.05)
-        raise AssertionError(f"it has no address: {self.output}")
-
-    @property
-    def step(self) -> int:
-        """-1 while it cannot be asked."""
-        found = find(self.state_dir)
-        with contextlib.suppress(UserError):
-            if found and found.pid == self.process.pid:
-                return int(NodeClient.of(found, timeout_s=START_S).status()["step"])
-        return -1
-
-    def reach(self, step: int) -> None:
-        """Wait until it has completed so many steps."""
-        end_s = time.monotonic() + START_S
-        while self.step < step:
-            assert self.process.poll() is None, self.output
-            assert time.monotonic() < end_s, f"it is in step {self.step}: {self.output}"
-            time.sleep(0.02)
-
-    def wait(self) -> int:
-        try:
-            return self.process.wait(START_S)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"it did not end: {self.output}") from None
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        super().__init__(process, folder / "state", folder / "output")
 
 
 @pytest.fixture
@@ -149,13 +96,15 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Node]]:
     started: list[Node] = []
 
     def run(command: str, small: Mapping[str, str] = SMALL) -> Node:
-        bootstrap = started[0].address() if started else ""
+        bootstrap = ""
+        if started:
+            until(lambda: started[0].address != "", START_S, "the first node has an address", started)
+            bootstrap = started[0].address
         started.append(Node(tmp_path / str(len(started)), command, bootstrap, small))
         return started[-1]
 
     yield run
-    for node in started:
-        node.end()
+    kill_all(started)
 
 
 @pytest.fixture
@@ -165,8 +114,8 @@ def two_nodes(start: Callable[..., Node]) -> Callable[[str], list[Node]]:
     def run(command: str) -> list[Node]:
         nodes = [start(command), start(command)]
         for node in nodes:
-            assert node.wait() == 0, node.output
-            assert "Traceback" not in node.output
+            assert node.wait() == 0, node.output()
+            assert "Traceback" not in node.output()
         return nodes
 
     return run
@@ -214,7 +163,7 @@ def test_own_loop_ends_with_one_model_that_can_be_loaded(two_nodes: Callable[[st
     )
     accuracy = re.search(r"the loaded model: accuracy (\S+)", done.stdout)
     assert accuracy is not None
-    assert all(f"the shared model: accuracy {accuracy[1]} after step 6" in node.output for node in nodes)
+    assert all(f"the shared model: accuracy {accuracy[1]} after step 6" in node.output() for node in nodes)
 
 
 @pytest.mark.long
@@ -244,7 +193,7 @@ def test_an_example_trains_one_model_in_two_nodes(
     nodes = two_nodes(commands(EXAMPLES / f"{name}.py")[0])
 
     assert exported(nodes[0]) == exported(nodes[1])
-    assert all(says in node.output for node in nodes)
+    assert all(says in node.output() for node in nodes)
 
 
 @pytest.mark.long
@@ -254,13 +203,13 @@ def test_own_loop_goes_on_when_a_node_is_killed_in_the_middle(start: Callable[..
     # So many that it is in the middle still where a look at it comes late.
     small = SMALL | {"training.max_steps": "40", "training.min_nodes": "3"}
     nodes = [start(commands(EXAMPLES / "own_loop.py")[0], small) for _ in range(3)]
-    nodes[2].reach(3)
-    nodes[2].end()
+    until(lambda: nodes[2].step >= 3, START_S, "it trains", nodes)
+    nodes[2].kill()
     assert max(node.step for node in nodes[:2]) < 40
 
-    assert [node.wait() for node in nodes[:2]] == [0, 0], nodes[0].output + nodes[1].output
+    assert [node.wait() for node in nodes[:2]] == [0, 0], nodes[0].output() + nodes[1].output()
     assert exported(nodes[0]) == exported(nodes[1])
-    said = [re.search(r"the shared model: accuracy \S+ after step (\d+)", node.output) for node in nodes[:2]]
+    said = [re.search(r"the shared model: accuracy \S+ after step (\d+)", node.output()) for node in nodes[:2]]
     assert said[0] is not None
     assert said[1] is not None
     assert said[0][0] == said[1][0]
@@ -274,11 +223,11 @@ def test_records_are_all_trained_when_a_node_is_killed_in_the_middle(start: Call
     small = {key: value for key, value in SMALL.items() if key != "training.max_steps"}
     small |= {"dispatch.passes": "2", "log.format": "json"}
     nodes = [start(commands(EXAMPLES / "records.py")[0], small) for _ in range(2)]
-    nodes[1].reach(2)
-    nodes[1].end()
+    until(lambda: nodes[1].step >= 2, START_S, "it trains", nodes)
+    nodes[1].kill()
 
-    assert nodes[0].wait() == 0, nodes[0].output
-    events = [json.loads(line) for line in nodes[0].output.splitlines() if line.startswith("{")]
+    assert nodes[0].wait() == 0, nodes[0].output()
+    events = [json.loads(line) for line in nodes[0].output().splitlines() if line.startswith("{")]
     ended = [event for event in events if event["event"] == "dispatch_pass_ended"]
     assert [(event["number"], event["failed"]) for event in ended] == [(1, 0), (2, 0)]
     assert {event["done"] for event in ended} == {ended[0]["done"]}

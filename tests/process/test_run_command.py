@@ -17,7 +17,8 @@ import pytest
 
 from tests.harness.project.repository import ROOT
 from tests.harness.runner.long_run import more
-from tests.process.harness.script_run import START_S, Run
+from tests.process.harness.script_run import Run
+from tests.process.harness.swarm_world import START_S, until
 from tests.process.harness.trainer_world import wait_until
 
 STEPS = 20
@@ -95,17 +96,13 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
     yield start
     for run in started:
-        run.end()
+        run.kill()
 
 
 def address_of(run: Run) -> str:
     """The address of a node, as soon as its status has one."""
-    end_s = time.monotonic() + START_S
-    while not (status := run.status()):
-        assert run.process.poll() is None, run.error
-        assert time.monotonic() < end_s, run.error
-        time.sleep(0.05)
-    return str(status["node"]["address"])
+    until(lambda: run.address != "", START_S, "it has an address", [run])
+    return run.address
 
 
 def test_the_readme_shows_the_script_that_is_tested() -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from p2pnode.client import NodeClient, find
-from p2pnode.errors import ExitCode, UserError
+from p2pnode.errors import ExitCode
 from p2pnode.overlay.sealing.invitation import Invitation
 from p2pnode.overlay.sealing.swarm_key import KeyRing, SwarmKey
 from tests.harness.project.repository import ROOT
-from tests.process.harness.forked_python import Forked, run_p2pnode, start_p2pnode
-from tests.process.harness.swarm_world import SHORT_STEPS, START_S, until
+from tests.process.harness.forked_python import run_p2pnode, start_p2pnode
+from tests.process.harness.swarm_world import SHORT_STEPS, START_S, StartedNode, until
 
 STRANGERS = Invitation.of("strangers", ["127.0.0.1:1"], KeyRing((SwarmKey(bytes(32)),))).line
 NAMESAKES = Invitation.of("digits", ["127.0.0.1:1"], KeyRing((SwarmKey(bytes(32)),))).line
@@ -40,7 +39,7 @@ class Founder:
         self.folder = home / ".local" / "state" / "p2pnode" / "digits"
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
         self.environment |= {"HOME": str(home), "PYTHONPATH": str(ROOT)}
-        self.process: Forked | subprocess.Popen[bytes] | None = None
+        self.node: StartedNode | None = None
         self.log = home / "log.txt"
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -48,41 +47,24 @@ class Founder:
 
     def start(self, *arguments: str) -> None:
         with self.log.open("ab") as output:
-            self.process = start_p2pnode(
-                ["start", *arguments],
-                cwd=self.home,
-                env=self.environment,
-                stdout=output,
-                stderr=output,
+            process = start_p2pnode(
+                ["start", *arguments], cwd=self.home, env=self.environment, stdout=output, stderr=output
             )
-        until(lambda: self.step() >= 3, START_S, "it trains")
-
-    def step(self) -> int:
-        found = find(self.folder)
-        try:
-            return int(NodeClient.of(found).status()["step"]) if found and found.alive else -1
-        except UserError:
-            return -1
+        self.node = node = StartedNode(process, self.folder, self.log)
+        until(lambda: node.step >= 3, START_S, "it trains")
 
     def stop(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(90) == 0
-
-    def end(self) -> None:
-        if self.process is not None:
-            try:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            self.process.wait()
+        assert self.node is not None
+        self.node.process.send_signal(signal.SIGTERM)
+        assert self.node.wait() == 0
 
 
 @pytest.fixture
 def founder(tmp_path: Path) -> Iterator[Founder]:
     made = Founder(tmp_path)
     yield made
-    made.end()
+    if made.node is not None:
+        made.node.kill()
 
 
 def test_mistaken_commands_break_no_state_directory(founder: Founder) -> None:

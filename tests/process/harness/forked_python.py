@@ -297,10 +297,11 @@ def local_nodes_are_forks(sockets: Sequence[str]) -> Iterator[None]:
 
     def start(command: Sequence[str], **options: Any) -> Forked:
         assert command[:3] == [sys.executable, "-m", "p2pnode"]
+        env = options.pop("env")
         assert options == {"start_new_session": True, **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)}
         (given, stdin), (stdout, output), (stderr, errors) = [os.pipe() for _ in range(3)]
         module = ["-m", "tests.process.harness.forked_python", os.pathsep.join(sockets)]
-        node = Forked(sockets[-1], [*module, *command[3:]], stdin=given, stdout=output, stderr=errors)
+        node = Forked(sockets[-1], [*module, *command[3:]], env=env, stdin=given, stdout=output, stderr=errors)
         for theirs in (given, output, errors):
             os.close(theirs)
         node.stdin, node.stdout, node.stderr = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb"), os.fdopen(stderr, "rb")

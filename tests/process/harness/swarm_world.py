@@ -34,7 +34,76 @@ SHORT_STEPS: dict[str, Any] = {"training.local_steps": 1, "training.eval_steps":
 TRAINER = (sys.executable, "-m", "tests.process.harness.plain_trainer", "0.25")
 
 
-class ProcessNode:
+class StartedNode:
+    """A node that a test has started in a session of its own, and what can be asked of it."""
+
+    answer_s = ANSWER_S
+
+    def __init__(self, process: Forked | subprocess.Popen[Any], state_dir: Path, log_file: Path) -> None:
+        self.process, self.state_dir, self.log_file = process, state_dir, log_file
+
+    def client(self) -> NodeClient | None:
+        """A client of its API, as soon as `status.json` has the address."""
+        found = find(self.state_dir)
+        return None if found is None or not found.alive else NodeClient.of(found, timeout_s=self.answer_s)
+
+    def post(self, path: str) -> None:
+        """Ask it to do something; raises `UserError` where it cannot be asked."""
+        client = self.client()
+        assert client is not None, f"{self.state_dir}: no node runs"
+        client.post(path)
+
+    def status(self) -> dict[str, Any]:
+        """Empty while it cannot be asked."""
+        client = self.client()
+        try:
+            return {} if client is None else client.status()
+        except UserError:
+            return {}
+
+    @property
+    def step(self) -> int:
+        return int(self.status().get("step", -1))
+
+    @property
+    def state(self) -> str:
+        return str(self.status().get("state", ""))
+
+    @property
+    def trains(self) -> bool:
+        return self.state in ("training", "waiting")
+
+    @property
+    def address(self) -> str:
+        return str((self.status().get("node") or {}).get("address", ""))
+
+    def output(self) -> str:
+        """What it has written."""
+        return self.log_file.read_text(errors="replace")
+
+    def wait(self) -> int:
+        """Its exit code. Raises `AssertionError` with its log when it does not end."""
+        try:
+            return self.process.wait(START_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not end: {self.output()}") from None
+
+    def kill(self) -> None:
+        """SIGKILL to the node and its trainer, at once; idempotent."""
+        self.end_without_waiting()
+        self.process.wait()
+
+    def end_without_waiting(self) -> None:
+        """The first half of `kill`: where many are to end, an interrupt between them leaves none."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+
+class ProcessNode(StartedNode):
     """`p2pnode start` on a state directory, or `p2pnode run` of a training `script`. `settings` are dotted keys;
     `arguments` are further ones of the command, `given` is its input and `stdout` a descriptor instead of its log.
     `prefix` is put before the command; `program` is what Python runs, if not `p2pnode`. With `forks`, where nothing
@@ -63,7 +132,7 @@ class ProcessNode:
         self.state_dir = folder / name
         self.log_file = folder / f"{name}.log"
         self.signalled = False
-        self._answer_s = answer_s
+        self.answer_s = answer_s
         values = {"node.host": "127.0.0.1", "node.port": 0, "status.port": 0, "training.threads": 1, **settings}
         command = ["run" if script else "start", "--state-dir", str(self.state_dir), *arguments]
         command += ["--bootstrap", bootstrap] if bootstrap else []
@@ -73,7 +142,6 @@ class ProcessNode:
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         env = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
         env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(environment or {})}
-        self.process: Forked | subprocess.Popen[Any]
         with self.log_file.open("ab") as log, tempfile.TemporaryFile("w+") as stdin:
             stdin.write(given)
             stdin.seek(0)
@@ -92,43 +160,6 @@ class ProcessNode:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-
-    # -- asking -------------------------------------------------------------------------------------------------
-
-    def client(self) -> NodeClient | None:
-        """A client of its API, as soon as `status.json` has the address."""
-        found = find(self.state_dir)
-        return None if found is None or not found.alive else NodeClient.of(found, timeout_s=self._answer_s)
-
-    def post(self, path: str) -> None:
-        """Ask it to do something; raises `UserError` where it cannot be asked."""
-        client = self.client()
-        assert client is not None, f"{self.name} does not run"
-        client.post(path)
-
-    def status(self) -> dict[str, Any]:
-        """Empty while it cannot be asked."""
-        client = self.client()
-        try:
-            return {} if client is None else client.status()
-        except UserError:
-            return {}
-
-    @property
-    def step(self) -> int:
-        return int(self.status().get("step", -1))
-
-    @property
-    def state(self) -> str:
-        return str(self.status().get("state", ""))
-
-    @property
-    def trains(self) -> bool:
-        return self.state in ("training", "waiting")
-
-    @property
-    def address(self) -> str:
-        return str((self.status().get("node") or {}).get("address", ""))
 
     def output(self) -> str:
         """What this process has written."""
@@ -157,22 +188,8 @@ class ProcessNode:
     def cont(self) -> None:
         os.kill(self.pid(), signal.SIGCONT)
 
-    def kill(self) -> None:
-        """SIGKILL to the daemon and its trainer, at once; idempotent."""
-        self.end_without_waiting()
-        self.process.wait()
 
-    def end_without_waiting(self) -> None:
-        """The first half of `kill`: where many are to end, an interrupt between them leaves none."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    @property
-    def ended(self) -> bool:
-        return self.process.poll() is not None
-
-
-def kill_all(nodes: Iterable[ProcessNode]) -> None:
+def kill_all(nodes: Iterable[StartedNode]) -> None:
     """End them all, also where this is interrupted."""
     nodes = list(nodes)
     for node in nodes:
@@ -194,13 +211,13 @@ def _toml(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def until(condition: Callable[[], bool], within_s: float, what: str, nodes: Sequence[ProcessNode] = ()) -> float:
+def until(condition: Callable[[], bool], within_s: float, what: str, nodes: Sequence[StartedNode] = ()) -> float:
     """Seconds until the condition held. Raises `AssertionError` with `what`, and the last lines of the nodes' logs."""
     began = time.monotonic()
     while not condition():
         failed = any(node.ended and node.process.returncode > 0 for node in nodes)
         if failed or time.monotonic() - began > within_s:
-            said = [f"{node.name}: {node.status().get('summary')}\n{node.output()[-1500:]}" for node in nodes]
+            said = [f"{node.state_dir}: {node.status().get('summary')}\n{node.output()[-1500:]}" for node in nodes]
             raise AssertionError(f"not within {within_s} s: {what}\n" + "\n".join(said))
         time.sleep(POLL_INTERVAL_S)
     return time.monotonic() - began
