@@ -14,8 +14,8 @@ from tests.process.harness.trainer_world import World, add
 
 LOCAL_STEPS = 2
 
-#: Odd shapes, a layer of one row, tied weights, a frozen layer, and a buffer. Every optimiser step has a batch of 8, of
-#: which each rank of data parallel takes a half.
+#: Odd shapes, a layer of one row, tied weights, a frozen layer, a buffer, and a `state_dict` that gathers. Every
+#: optimiser step has a batch of 8, of which each rank of data parallel takes a half.
 RANKS = """
 import json, os, sys, time
 from pathlib import Path
@@ -31,9 +31,16 @@ if world > 1:
     own = {"init_method": "file://" + store, "rank": rank, "world_size": world} if store else {}
     dist.init_process_group("gloo", **own)
 
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+def add_total(module, state, prefix, _):
+    state[prefix + "total"] = whole(module.wide.weight.detach()).sum()
+
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
+        self.register_state_dict_post_hook(add_total)
         self.first = nn.Linear(3, 5)
         self.middle = nn.Linear(5, 5)
         self.tied = nn.Linear(5, 5, bias=False)
@@ -93,9 +100,6 @@ while not swarm.done:
         shared.append(float(loss_of(batch(0))))
     with torch.no_grad():
         loss_of(inputs)  # what it leaves unsharded must not be trained on
-
-def whole(tensor):
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 def numbers(tensors):
     return [number for tensor in tensors for number in whole(tensor.detach()).double().flatten().tolist()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -62,8 +63,8 @@ class ModelDescriber:
         self._vector = vector
         self._warn = warn
         self._ranks = ranks or Ranks(0, 1, "cpu")
-        #: Whether all ranks have to call `describe`.
-        self.is_collective = any(map(is_distributed, [*vector.fixed.values(), *vector.local_buffers.values()]))
+        #: Whether all ranks have to call `describe`: hooks of a `state_dict` may gather parameters, too.
+        self.is_collective = any(map(is_distributed, chain(model.parameters(), model.buffers())))
         self._layout_digest = vector.layout.digest()
         self._writer: _FixedWriter | None = None
         self._warned: set[tuple[str, str]] = set()
