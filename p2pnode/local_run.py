@@ -148,7 +148,7 @@ class LocalNode:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={**os.environ, **(more or {})},
+            env={**os.environ, **more} if more else None,
         )
         if logs:
             os.close(output)

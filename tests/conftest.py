@@ -27,6 +27,13 @@ hypothesis.settings.load_profile("p2pnode")
 # Before NumPy is loaded: two threads of OpenBLAS on small matrices wait for each other, ten times as long as one works.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The tests are of processors, and mean the same on every machine: those of a GPU are asked for with -m cuda."""
+    if "cuda" not in str(config.getoption("markexpr")):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 #: Numba compiles the engines once per process that finds no cache: their tests share a worker.
 SIMULATION_TESTS = Path(__file__).parent / "unit" / "training" / "simulation"
 COMPILES = frozenset({"test_simulate"})

@@ -78,7 +78,9 @@ async def add(trainer: HostTrainer, step: int) -> None:
     await trainer.arrived(step)
 
 
-@pytest.mark.parametrize(("device", "count"), [("cpu", 4), pytest.param("cuda:0", 2, marks=ON_A_GPU)])
+@pytest.mark.parametrize(
+    ("device", "count"), [("cpu", 4), pytest.param("cuda:0", 2, marks=[pytest.mark.cuda, ON_A_GPU])]
+)
 def test_trainers_with_a_period_of_one_are_one_process_on_the_joined_batch(
     world: World, device: str, count: int
 ) -> None:
