@@ -198,6 +198,21 @@ def test_an_example_trains_one_model_in_two_nodes(
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
+def test_the_trainer_of_torchtitan_trains_one_model_in_two_nodes(two_nodes: Callable[[str], list[Node]]) -> None:
+    """Its own loop, on processors. The model's files differ in what its state_dict makes of fused parameters, of which
+    a node's description has the bytes only if they are few."""
+    skip_without(("torchtitan", "triton"))
+    command = commands(EXAMPLES / "torchtitan_llama.py")[0]
+
+    nodes = two_nodes(command.replace("examples/", "-m tests.process.harness.torchtitan_on_cpu examples/"))
+
+    described = [json.loads((node.state_dir / "model" / "description.json").read_text()) for node in nodes]
+    assert described[0]["layout_digest"] == described[1]["layout_digest"]
+    assert all("the run has ended after 6 steps" in node.output() for node in nodes)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_own_loop_goes_on_when_a_node_is_killed_in_the_middle(start: Callable[..., Node]) -> None:
     """Of three nodes one is killed with its script. The two others train to the end and export the same file."""
     # So many that it is in the middle still where a look at it comes late.
