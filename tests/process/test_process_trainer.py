@@ -366,6 +366,18 @@ async def test_a_restart_that_fails(world: World, *, tmp_path: Path, kind: str, 
 
 
 @played_by("world.run")
+async def test_a_driver_that_helps_nobody_is_told_of(world: World) -> None:
+    """Slow copies in the log, and a GPU that torch does not see in /status too."""
+    trainer = world.trainer("OnABadDriver")
+    await trainer.start()
+    await trainer.train(order(1))
+    said = {fields["about"]: fields["message"] for fields in world.log.fields("trainer_warned")}
+    assert said["copies_slow"].startswith("the driver cannot register 1 MB: values are copied to the GPU")
+    assert said["gpu_not_used"] == "the GPU of this machine is not used"
+    assert trainer.findings == [("the GPU of this machine is not used", "see nvidia-smi")]
+
+
+@played_by("world.run")
 async def test_a_start_can_be_cancelled(world: World) -> None:
     """A node that leaves while its trainer starts leaves no process behind."""
     trainer = world.trainer("Plain")

@@ -316,6 +316,15 @@ def _hello_from_a_gpu(kind: Any, **fields: Any) -> Any:
     return kind(**fields | {"device": "cuda:0"})
 
 
+class OnABadDriver(Plain):
+    """As on a machine whose driver neither registers memory nor answers torch."""
+
+    def model(self) -> nn.Module:
+        joining.register = lambda *_: "the driver cannot register 1 MB"
+        joining.unused_gpu = lambda *_, **__: ("the GPU of this machine is not used", "see nvidia-smi")
+        return super().model()
+
+
 class Requantised(Plain):
     """Each start builds other packed weights than the one before."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +52,31 @@ def test_start_hands_the_configuration_to_the_daemon(monkeypatch: pytest.MonkeyP
     assert seen[1][0].node.port == 9
     assert seen[1][1] == [sys.executable, "train.py", "--port", "1"]
     assert seen[2][1] == [sys.executable, "train.py", "--debug"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warns"),
+    [
+        (("start",), True),
+        (("start", "--set", "training.device=cpu"), False),
+        (("run", sys.executable, "train.py"), False),
+        (("start", "--local", "2"), False),
+    ],
+)
+def test_a_torch_without_cuda_beside_a_gpu_is_warned_of_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], warns: bool
+) -> None:
+    """Unless the CPU is wanted; a script may run in another Python, and each of several nodes says it by itself."""
+    daemon = SimpleNamespace(run=lambda *_, **__: 0)
+    monkeypatch.setitem(sys.modules, "p2pnode.daemon", daemon)
+    monkeypatch.setattr("p2pnode.daemon", daemon, raising=False)
+    monkeypatch.setattr("p2pnode.local_run.run_local", lambda _: 0)
+    monkeypatch.setattr("p2pnode.commands.start.torch_cuda", lambda: "")
+    monkeypatch.setattr("p2pnode.training.devices.gpus.has_gpu", lambda: True)
+
+    assert run(*arguments) == 0
+
+    assert ("PyTorch is built without CUDA" in capsys.readouterr().err) is warns
 
 
 def test_servers_reach_the_start_of_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
