@@ -24,7 +24,6 @@ from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StepTime, StubTrainer
 
-SEED = 5
 NODES = 16
 #: Steps so short that none lasts the ten seconds after which a daemon no longer waits for a peer: the simulator has no
 #: such rule. Messages so quick that a step's few round trips are no part of it.
@@ -41,7 +40,6 @@ class Run:
     duration_s: float
     step_s: float
     repoll_s: float
-    seed: int
     looks: int
 
     @property
@@ -50,10 +48,10 @@ class Run:
         return [self.duration_s * (0.5 + 0.5 * look / self.looks) for look in range(1, self.looks + 1)]
 
 
-RUN = Run(nodes=NODES, duration_s=50.0, step_s=STEP_S, repoll_s=REPOLL_S, seed=SEED, looks=20)
+RUN = Run(nodes=NODES, duration_s=50.0, step_s=STEP_S, repoll_s=REPOLL_S, looks=20)
 
 
-def simulated(barrier: BarrierSettings, run: Run) -> tuple[float, float]:
+def simulated(barrier: BarrierSettings, run: Run, seed: int) -> tuple[float, float]:
     """Mean completed steps at the end, and mean spread over the looks, of the simulator."""
     plan = Plan(
         nodes=run.nodes,
@@ -62,15 +60,15 @@ def simulated(barrier: BarrierSettings, run: Run) -> tuple[float, float]:
         steps=StepTimes("exp", run.step_s),
         discipline="pool",
         repoll_s=run.repoll_s,
-        seed=run.seed,
+        seed=seed,
     )
     moments = simulate(plan, moments_s=run.looks_s).moments
     return moments[-1].mean, statistics.fmean(moment.sd for moment in moments)
 
 
-def step_times(name: str) -> StepTime:
+def step_times(name: str, seed: int) -> StepTime:
     """The simulator's own step times of host n7 as a stub trainer's."""
-    model, stream, drawn = StepTimes("exp", STEP_S), RandomStream(SEED, DURATIONS, int(name[1:])), list[float]()
+    model, stream, drawn = StepTimes("exp", STEP_S), RandomStream(seed, DURATIONS, int(name[1:])), list[float]()
 
     def seconds(_generator: Random, step: int) -> float:
         while len(drawn) < step:
@@ -80,12 +78,12 @@ def step_times(name: str) -> StepTime:
     return seconds
 
 
-def real(barrier: BarrierSettings) -> tuple[float, float]:
+def real(barrier: BarrierSettings, seed: int) -> tuple[float, float]:
     """Mean completed steps, and mean spread, of whole nodes."""
 
     async def main() -> tuple[float, float]:
         swarm = Swarm(
-            seed=SEED,
+            seed=seed,
             settings={
                 "barrier.method": barrier.method,
                 "barrier.sample": barrier.sample,
@@ -93,7 +91,7 @@ def real(barrier: BarrierSettings) -> tuple[float, float]:
                 "training.min_nodes": NODES,
                 "exchange.shards": 1,  # what is exchanged delays no step here
             },
-            make_trainer=lambda name: StubTrainer(name, 64, step_s=step_times(name), start_s=0.2),
+            make_trainer=lambda name: StubTrainer(name, 64, step_s=step_times(name, seed), start_s=0.2),
             delay=DELAY_S,
         )
         try:
@@ -114,15 +112,20 @@ def real(barrier: BarrierSettings) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(
-    ("method", "sample", "staleness"), [("pssp", 3, 2), *more(("bsp", 0, 0), ("asp", 0, 0), ("pbsp", 3, 0))]
+    ("method", "sample", "staleness", "seeds"),
+    # Fifty steps of one seed under pbsp are by chance up to three per cent off.
+    [("pssp", 3, 2, (5,)), *more(("bsp", 0, 0, (5,)), ("asp", 0, 0, (5,)), ("pbsp", 3, 0, (3, 5)))],
 )
 @pytest.mark.promise(17)
-def test_the_simulator_agrees_with_whole_nodes(method: BarrierMethod, sample: int, staleness: int) -> None:
+def test_the_simulator_agrees_with_whole_nodes(
+    method: BarrierMethod, sample: int, staleness: int, seeds: tuple[int, ...]
+) -> None:
     """Mean progress of sixteen nodes is within 5 % of the simulator's, spread within 20 % or a tenth of a step."""
-    print(f"seed {SEED}")
+    print(f"seeds {seeds}")
     barrier = BarrierSettings(method=method, sample=sample, staleness=staleness)
-    mean, spread = real(barrier)
-    expected_mean, expected_spread = simulated(barrier, RUN)
+    mean, spread = map(statistics.fmean, zip(*(real(barrier, seed) for seed in seeds), strict=True))
+    found = zip(*(simulated(barrier, RUN, seed) for seed in seeds), strict=True)
+    expected_mean, expected_spread = map(statistics.fmean, found)
     print(f"{method}: mean {mean:.2f}, simulated {expected_mean:.2f}; spread {spread:.2f}, {expected_spread:.2f}")
 
     assert mean == pytest.approx(expected_mean, rel=0.05)
