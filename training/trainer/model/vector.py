@@ -102,6 +102,7 @@ class ModelVector:
         base_device = self.device if fits else torch.device("cpu")
         size = sum(tensor.numel() for tensor in tensors)
         self._base = torch.zeros(size, dtype=torch.float32, device=base_device)
+        self._has_all = size == self.layout.total
         # A delta that is kept on the device; allocated by the first `keep_delta`.
         self._kept: Tensor | None = None
         # What the base has and the shared value lacks, `float32[total]`.
@@ -252,7 +253,9 @@ class ModelVector:
         self._ahead = None
 
     def _move_base(self, by: Tensor, sign: int) -> None:
-        for _, base, place in self._pieces(by):
+        # Where this rank holds all of it the base is laid out as the vector.
+        whole = zip(self._base.split(self._chunk), by.split(self._chunk), strict=True)  # type: ignore[no-untyped-call]
+        for base, place in whole if self._has_all else ((base, place) for _, base, place in self._pieces(by)):
             base.add_(_near(place, base), alpha=sign)
         self._finish()
 
@@ -354,7 +357,8 @@ class ModelVector:
 
 def _place(vector: Tensor, entry: LayoutEntry, part: LocalPart) -> Tensor:
     """Where a part is in `[total]`."""
-    return vector[entry.offset : entry.offset + entry.size].view(entry.shape)[part.box]
+    place = vector[entry.offset : entry.offset + entry.size].view(entry.shape)
+    return place[part.box] if part.box else place
 
 
 def _pieces_of(alike: tuple[Tensor, ...], chunk: int) -> Iterator[tuple[Tensor, ...]]:
