@@ -268,7 +268,8 @@ class Node:
             end = await loop.run(self.progress.step, self._after_step)
         except TrainerFailed as error:
             # The trainer will not restart, but the shards are intact: hand them over before the error is reported.
-            self._failure = UserError(f"the trainer gave up: {error.reason}", error.hint, ExitCode.TRAINER)
+            errors = "".join(f"; the driver reports of {name}: {one.error}" for name, one in self.gpus.errors())
+            self._failure = UserError(f"the trainer gave up: {error.reason}{errors}", error.hint, ExitCode.TRAINER)
             return "trainer_failed"
         self.phase = "finished"
         await asyncio.gather(self.data.leave(TELL_DATA_S), self.dispatch.leave(TELL_DATA_S))

@@ -62,6 +62,10 @@ class GpuMonitor:
         #: The newest of each device that could be read, by name.
         self.readings: dict[str, GpuReading] = {}
 
+    def errors(self) -> list[tuple[str, GpuReading]]:
+        """The devices of which the driver has reported an error."""
+        return [(name, one) for name, one in self.readings.items() if one.error is not None]
+
     def start(self) -> None:
         """Read again and again, until this process ends; nothing without a GPU or a driver that answers."""
         if self._gpus:
