@@ -304,7 +304,7 @@ def test_the_ranks_of_a_late_joiner_begin_alike(tmp_path: Path) -> None:
 
 
 def test_ranks_that_train_apart_are_found(tmp_path: Path) -> None:
-    """Each in its own direction, of which only rank 0's is exchanged."""
+    """Each in its own direction: the delta has a part of each."""
     node = Node(tmp_path / "node", "apart")
 
     async def scenario(_world: World) -> None:

@@ -218,8 +218,8 @@ class Ranks:
 
 
 class RankAgreement:
-    """Finds ranks that train apart. Only rank 0's weights are exchanged: what another rank trains for itself is lost,
-    and gradients that are averaged over unequal weights belong to no model.
+    """Finds ranks that train apart. Each writes its part of what all hold: what it trains for itself in the others'
+    parts is lost, and gradients that are averaged over unequal weights belong to no model.
 
     Every rank gives, at the end of a turn, its optimiser steps, the scaler's scale, the learning rate, and by how much
     a few of its weights have moved. Rank 0 compares. Ranks under DistributedDataParallel are equal to the bit, or to

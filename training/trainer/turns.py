@@ -77,7 +77,9 @@ class Turns:
         self.ranks = ranks
         self.task, self.version, self.evaluate = task, version, evaluate
         self._is_done = self._has_loaded = False
-        vector = self.model_vector = ModelVector(model, include_frozen=include_frozen, is_first=ranks.is_first)
+        vector = self.model_vector = ModelVector(
+            model, include_frozen=include_frozen, rank=ranks.rank, ranks=ranks.count
+        )
         send = connection.send if connection is not None else None
         self.rank_states = RankStates(ranks, send, warnings, vector.spread)
         self._agreement = RankAgreement(vector.replicated if ranks.count > 1 else None)

@@ -2,7 +2,7 @@
 
 The vector is that of the whole model, however a node divides it. A plain tensor is whole on every rank. A DTensor has a
 part, which is a box within the whole: it begins at an offset in each dimension. Every rank reads and writes its own
-parts of the vector. Of a part that several ranks hold, the first of them writes it.
+parts of the vector. Of a part that several ranks hold, the first of them writes it; plain tensors are shared out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LocalPart(NamedTuple):
 
     @classmethod
     def of(cls, name: str, tensor: Tensor, *, writes_plain: bool) -> LocalPart:
-        """`writes_plain` is for a tensor that all ranks hold. Raises `TrainerFailed` where the part is no box."""
+        """`writes_plain`: whether this rank writes it if all hold it. Raises `TrainerFailed` where its part is no box."""
         if not is_distributed(tensor):
             return cls((), writes_plain)
         # Two seconds, which a script with distributed tensors has spent already.

@@ -62,10 +62,16 @@ class ModelVector:
     """
 
     def __init__(
-        self, model: nn.Module, *, include_frozen: bool = False, is_first: bool = True, chunk: int = CHUNK
+        self,
+        model: nn.Module,
+        *,
+        include_frozen: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
+        chunk: int = CHUNK,
     ) -> None:
-        """`is_first`: whether this rank writes what all ranks hold. `chunk`: values that pass between host and device
-        at a time. All ranks have to call this."""
+        """Of `ranks`, each writes its part of the parameters that all hold. `chunk`: values that pass between host and
+        device at a time. All ranks have to call this."""
         _refuse_sharded(model)
         self._reshards = reshards(model)
         self.reshard()
@@ -83,7 +89,10 @@ class ModelVector:
         named = [("parameter", item) for item in sorted(parameters.items())]
         named += [("buffer", item) for item in sorted(buffers.items())]
         self.layout = _layout(named)
-        self._parts = [LocalPart.of(name, tensor, writes_plain=is_first) for _, (name, tensor) in named]
+        self._parts = [
+            LocalPart.of(entry.name, tensor, writes_plain=_writer(entry, self.layout, ranks) == rank)
+            for entry, (_, (_, tensor)) in zip(self.layout.entries, named, strict=True)
+        ]
         #: What training is not to change, by canonical name: frozen parameters, masks, tables of integers.
         self.fixed = frozen | constant
         self.unshared = UnsharedTensors(self.local_buffers, self.fixed)
@@ -353,6 +362,11 @@ class ModelVector:
     def base(self) -> Tensor:
         """The base of what this rank holds, `float32[n]`."""
         return self._base
+
+
+def _writer(entry: LayoutEntry, layout: Layout, ranks: int) -> int:
+    """The rank that writes what all hold. Buffers are those of rank 0, as in DistributedDataParallel."""
+    return entry.offset * ranks // layout.total if entry.kind == "parameter" else 0
 
 
 def _place(vector: Tensor, entry: LayoutEntry, part: LocalPart) -> Tensor:
