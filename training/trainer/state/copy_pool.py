@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from p2pnode.training.trainer.pinned import register, unregister
 
@@ -35,8 +35,10 @@ class CopyPool:
         self._taken = threading.Lock()
 
     def takes(self, tensor: Tensor) -> bool:
-        """Whether it is for such tensors; others are copied elsewhere."""
-        return tensor.numel() > 0 and tensor.is_contiguous() and self._is_pooled(tensor)
+        """Whether it is for such tensors; others are copied elsewhere. A subclass may keep its values in other tensors,
+        as states of optimisers in eight bits do."""
+        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+        return is_plain and tensor.numel() > 0 and tensor.is_contiguous() and self._is_pooled(tensor)
 
     def needed_bytes(self, tensors: list[Tensor]) -> int:
         """What copies of those among them would take here that it is for."""

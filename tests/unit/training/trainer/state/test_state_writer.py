@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from p2pnode.training.trainer.connection import DaemonGone
 from p2pnode.training.trainer.state import snapshot, state_writer
@@ -164,6 +164,20 @@ def test_the_memory_of_a_copy_is_used_again(tmp_path: Path, monkeypatch: pytest.
     assert len({pooled.places[2], pooled.places[3], pooled.places[4]}) == 3
     assert pooled.places[4] == pooled.places[5]
     assert torch.equal(pooled.saved(6)[2]["exp_avg"], optimizer.state_dict()["state"][2]["exp_avg"])
+
+
+class Quantised(Tensor):
+    """Keeps its values in another tensor, as those of eight bits do; this one is all zeros."""
+
+
+def test_only_plain_dense_tensors_are_copied_into_the_memory() -> None:
+    """What a copy of others would hold is not what they stand for."""
+    pool = CopyPool(lambda _: True)
+    wide = torch.zeros(4, 4)
+    assert pool.takes(wide)
+    assert pool.takes(nn.Parameter(wide))
+    for other in (wide.as_subclass(Quantised), wide.T[:, :2], wide.to_sparse(), torch.zeros(0)):
+        assert not pool.takes(other)
 
 
 def test_memory_that_is_being_written_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
