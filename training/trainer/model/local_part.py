@@ -25,7 +25,7 @@ class LocalPart(NamedTuple):
 
     @classmethod
     def of(cls, name: str, tensor: Tensor, *, writes_plain: bool) -> LocalPart:
-        """`writes_plain`: whether this rank writes it if all hold it. Raises `TrainerFailed` where its part is no box."""
+        """`writes_plain`: whether this rank writes what all hold. Raises `TrainerFailed` where its part is no box."""
         if not is_distributed(tensor):
             return cls((), writes_plain)
         # Two seconds, which a script with distributed tensors has spent already.
