@@ -14,6 +14,7 @@ slower is known after five rounds, a faster one at once. Pure.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
@@ -25,8 +26,9 @@ WINDOW_S = 0.25
 MIN_WINDOWS = 3
 ROUND_S = 10.0
 IDLE_S = 1.0
-#: A window in which less waited counts if it moved so many bytes.
-MIN_BYTES = 1 << 16
+#: Where less waited the last windows together show a rate, if they moved so many bytes: acknowledgements come in
+#: bunches while the download is full, and one window had four times what the line carries.
+TOGETHER, MIN_BYTES = 4, 1 << 16
 #: Rounds that count.
 ROUNDS = 5
 #: Of windows in which the line was full, so many show its rate, by this quantile.
@@ -46,6 +48,8 @@ class LineRate:
         self._busy_s = self._idle_s = 0.0
         #: The rates of the windows of this round.
         self._rates: list[float] = []
+        #: Seconds and bytes of the last windows.
+        self._last: deque[tuple[float, int]] = deque(maxlen=TOGETHER)
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -60,14 +64,19 @@ class LineRate:
     def window(self, seconds: float, moved_bytes: int, *, is_busy: bool) -> bool:
         """A window has passed in which `moved_bytes` were delivered; returns whether it ended a round.
 
-        `is_busy`: enough waited to be sent at its beginning and at its end. Another window counts only if it moved some
-        bytes, faster than is known. One in which nothing arrived shows a line that is broken, not its rate.
+        `is_busy`: enough waited to be sent at its beginning and at its end. Another window counts only if the last ones
+        together moved some bytes, faster than is known. One in which nothing arrived shows a line that is broken, not
+        its rate.
         """
         if seconds <= 0.0:
             return False
-        rate = moved_bytes / seconds
-        known = self.bytes_per_s
-        counts = moved_bytes > 0 if is_busy else moved_bytes >= MIN_BYTES and rate > (known or 0.0)
+        self._last.append((seconds, moved_bytes))
+        together_bytes = sum(moved for _, moved in self._last)
+        if is_busy:
+            rate, counts = moved_bytes / seconds, moved_bytes > 0
+        else:
+            rate = together_bytes / sum(passed_s for passed_s, _ in self._last)
+            counts = moved_bytes > 0 and together_bytes >= MIN_BYTES and rate > (self.bytes_per_s or 0.0)
         if not counts:
             self._idle_s += seconds
             return self._idle_s >= IDLE_S and self._end_round()

@@ -20,6 +20,7 @@ from p2pnode.overlay.line_rate import (
     MIN_WINDOWS,
     ROUND_S,
     ROUNDS,
+    TOGETHER,
     TRIAL_BYTES,
     WINDOW_S,
     LineRate,
@@ -89,15 +90,25 @@ def test_a_slower_line_is_known_after_five_rounds_and_a_faster_one_at_once() -> 
 
 
 def test_a_faster_line_is_known_although_nothing_waits_any_more() -> None:
-    """Pushes that end within a window raise a rate that was measured on a slower line, and never lower it."""
+    """Pushes of two seconds raise a rate that was measured on a slower line, and never lower it."""
     rate = LineRate()
     send(rate, 5 * MBIT, 2.0)
     send(rate, 0.0, 2.0, is_busy=False)
     for _ in range(MIN_WINDOWS):
-        send(rate, 40 * MBIT, WINDOW_S, is_busy=False)
+        send(rate, 40 * MBIT, 2 * TOGETHER * WINDOW_S, is_busy=False)
         send(rate, 1 * MBIT, IDLE_S + WINDOW_S, is_busy=False)
 
     assert rate.bytes_per_s == pytest.approx(40 * MBIT)
+
+
+def test_acknowledgements_that_come_in_bunches_show_no_faster_line() -> None:
+    """A second's bytes in one window, the download being full: the line has a quarter of that."""
+    rate = LineRate()
+    for _ in range(10):
+        send(rate, 0.0, (TOGETHER - 1) * WINDOW_S, is_busy=False)
+        send(rate, TOGETHER * 1 * MBIT, WINDOW_S, is_busy=False)
+
+    assert rate.bytes_per_s == pytest.approx(1 * MBIT)
 
 
 def test_a_noisy_line_is_measured_within_a_fifth() -> None:
