@@ -140,6 +140,10 @@ class MeasuredLine:
             self._tried_bytes, self._windows_after, self._was_behind = 0, 0, False
         return self.is_on_trial
 
+    def end_trial(self) -> None:
+        """What is sent from now on shows a rate only where the line is full, or bytes enough move."""
+        self._tried_bytes = None
+
     @property
     def is_on_trial(self) -> bool:
         """Whether what was sent has shown neither a rate nor that nothing waits."""

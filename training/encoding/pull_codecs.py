@@ -11,17 +11,12 @@ def is_whole(codec: CodecName) -> bool:
     return CODECS[codec].is_whole
 
 
-def pulled_in(pushed: CodecName) -> CodecName:
-    """The codec of pulls that goes with a codec of pushes: the same, or a denser one where deltas are sent in part."""
-    return CODECS[pushed].changes or pushed
-
-
 def pull_codec(settings: ExchangeSettings, pushed: CodecName) -> CodecName:
     """The codec of pulled values or, if they are not pulled whole, of their changes: by default that of the pushes.
 
     `pushed` is the codec of this node's pushes now.
     """
-    return pulled_in(pushed) if settings.pull_codec == "auto" else settings.pull_codec
+    return pushed if settings.pull_codec == "auto" else settings.pull_codec
 
 
 def whole_codec(settings: ExchangeSettings, pushed: CodecName) -> WholeCodec:

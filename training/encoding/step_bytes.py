@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2pnode.training.encoding.pull_codecs import pulled_in
 from p2pnode.training.encoding.table import CODECS, CodecName
 
 
@@ -55,10 +54,10 @@ class StepBytes:
 
 
 def step_bytes(shape: StepShape, codec: CodecName, pull_codec: CodecName | None = None) -> StepBytes:
-    """The bytes of a step with deltas in `codec` and pulls in `pull_codec`; None: what `exchange.pull_codec = "auto"`
-    makes of `codec`. Every node trains and pulls once a step; a share that is owned has a backup where any is."""
+    """The bytes of a step with deltas in `codec` and pulls in `pull_codec`; None: in the same. Every node trains and
+    pulls once a step; a share that is owned has a backup where any is."""
     push = CODECS[codec].bytes_per_value * shape.parameters
-    pull = CODECS[pull_codec or pulled_in(codec)].bytes_per_value * shape.parameters
+    pull = CODECS[pull_codec or codec].bytes_per_value * shape.parameters
     others = max(0.0, shape.nodes - 1.0)
     has_backup = shape.backed > 0.0
     return StepBytes(

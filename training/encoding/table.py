@@ -24,7 +24,7 @@ class Codec:
 
     `is_automatic`: `exchange.codec = "auto"` may choose it. `is_whole`: exact enough for values; other codecs encode
     changes of values. `sent_values`: how many values of a block an encoding has, where the others follow with later
-    deltas; 0: all of them. `changes`: which codec values are pulled in by those who push in this one; empty: the same.
+    deltas; 0: all of them.
     """
 
     name: CodecName
@@ -37,7 +37,6 @@ class Codec:
     is_automatic: bool = False
     is_whole: bool = False
     sent_values: int = 0
-    changes: CodecName = ""
 
     @property
     def is_partial(self) -> bool:
@@ -70,9 +69,8 @@ _HERE = "p2pnode.training.encoding"
 SPARSE_BLOCK_VALUES = 4096
 
 
-def _sparse(name: CodecName, number: int, sent_values: int, changes: CodecName, *, is_automatic: bool = True) -> Codec:
-    """The largest values of each block, in 14 bits each. A change of a value joins the deltas of several nodes, so it
-    is about four times as dense."""
+def _sparse(name: CodecName, number: int, sent_values: int) -> Codec:
+    """The largest values of each block, in 14 bits each."""
     return Codec(
         name,
         number,
@@ -81,9 +79,8 @@ def _sparse(name: CodecName, number: int, sent_values: int, changes: CodecName, 
         block_values=SPARSE_BLOCK_VALUES,
         scale_bytes=6,
         has_fixed_size=False,
-        is_automatic=is_automatic,
+        is_automatic=True,
         sent_values=sent_values,
-        changes=changes,
     )
 
 
@@ -95,11 +92,10 @@ CODECS: dict[CodecName, Codec] = {
         Codec("bfloat16", 1, f"{_HERE}.whole:BFloat16", 16, is_automatic=True, is_whole=True),
         Codec("int8", 2, f"{_HERE}.int8:Int8", 8, 1024, 4, is_automatic=True),
         Codec("int4", 3, f"{_HERE}.int4:Int4", 4, 64, 2, is_automatic=True),
-        _sparse("sparse1024", 8, 1024, "int4", is_automatic=False),
-        _sparse("sparse512", 7, 512, "int4"),
-        _sparse("sparse256", 6, 256, "sparse1024"),
-        _sparse("sparse", 4, 128, "sparse512"),
-        _sparse("sparse64", 5, 64, "sparse256"),
+        _sparse("sparse512", 7, 512),
+        _sparse("sparse256", 6, 256),
+        _sparse("sparse", 4, 128),
+        _sparse("sparse64", 5, 64),
     )
 }
 #: By number in a frame's header.
@@ -109,7 +105,7 @@ NAMES: dict[int, CodecName] = {codec.number: name for name, codec in CODECS.item
 CHOICES: tuple[CodecName, ...] = tuple(name for name, codec in CODECS.items() if codec.is_automatic)
 #: What "auto" settles on where the line is fast.
 LEAST_LOSSY = CHOICES[0]
-#: Changes of values are denser than the deltas that they join. So this encodes them where deltas are sent in part.
+#: In this an owner that pulls whole values sends changes to those who ask for them.
 CHANGES: CodecName = "int4"
 
 if TYPE_CHECKING:

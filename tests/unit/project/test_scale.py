@@ -108,13 +108,13 @@ def test_the_busiest_owner_sends_no_less_than_the_mean(parameters: int, nodes: i
 
 def test_the_first_limit_is_named() -> None:
     """A slow line, a machine too small, and a case in which all fits."""
-    slow = need(Case(1_000_000_000, 5 * MBIT_BYTES_PER_S, 32, 300.0))
+    slow = need(Case(1_000_000_000, MBIT_BYTES_PER_S, 32, 300.0))
     large = need(Case(9_000_000_000, 1000 * MBIT_BYTES_PER_S, 4, 1200.0))
     fine = need(Case(124_000_000, 100 * MBIT_BYTES_PER_S, 32, 60.0))
 
     assert slow.breaks_first == "upload of the busiest owner"
     assert slow.steps == pytest.approx(slow.exchange_s / 300.0)
-    assert slow.exchange_s == pytest.approx(slow.busiest.up / (5 * MBIT_BYTES_PER_S) + 2 * ROUND_TRIPS * DELAY_S)
+    assert slow.exchange_s == pytest.approx(slow.busiest.up / MBIT_BYTES_PER_S + 2 * ROUND_TRIPS * DELAY_S)
     assert large.breaks_first == "memory"
     assert large.memory_bytes > MACHINE_BYTES
     assert (fine.breaks_first, fine.steps) == ("–", 1.0)
