@@ -156,22 +156,6 @@ def processor_s(pid: int) -> float:
 
 
 @pytest.mark.timeout(600)
-def test_the_first_example_of_the_documentation_runs_on_three_nodes_of_one_machine(tmp_path: Path) -> None:
-    """`p2pnode run --local 3` of a script that ends within a second: all three take part in all steps, print the same
-    total, and end with code 0."""
-    text = (ROOT / "docs/engines.md").read_text(encoding="utf-8")
-    script = next(part for part in text.split("```python\n")[1:] if 'engine("p2p")' in part).partition("```")[0]
-    (tmp_path / "total.py").write_text(script)
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("P2PNODE_")}
-    environment |= {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = ["run", "--local", "3", "--run", "totals", "--set", "exchange.shards=8", "--", sys.executable, "total.py"]
-    done = run_p2pnode(command, cwd=tmp_path, env=environment, timeout=START_S, have_torch=False)
-
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert sorted(done.stdout.splitlines()) == ["[1] 30", "[2] 30", "[3] 30"]
-
-
-@pytest.mark.timeout(600)
 def test_a_script_that_fails_names_verb_and_step_and_its_node_ends_with_code_8(start: Start, tmp_path: Path) -> None:
     """The traceback has the `VerbFailed`; the other node goes on to its end."""
     script = tmp_path / "counting.py"

@@ -95,6 +95,7 @@ def osv() -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.long  # `make check` runs the tool as well
 @pytest.mark.parametrize(("pins", "exit_code"), [("structlog==26.1.0\nnumpy==2.4.6\n", 1), ("numpy==2.4.6\n", 0)])
 def test_the_real_tool_with_a_database_that_knows_an_advisory(
     osv: str,

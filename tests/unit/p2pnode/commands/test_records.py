@@ -7,9 +7,6 @@ import errno
 import gzip
 import json
 import os
-import re
-import shlex
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,6 @@ import pytest
 from p2pnode import cli
 from p2pnode.commands import records as command
 from p2pnode.training.dispatch.recordio import RecordFile, decode_example, read_index, stack_examples, writer
-from tests.harness.project.repository import ROOT
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -248,44 +244,3 @@ def test_long_work_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: p
 
     assert run("pack", "a.txt", "-o", "o", "--records-per-chunk", "100") == 0
     assert capsys.readouterr().err.splitlines() == ["note: 1000 records so far", "note: 2000 records so far"]
-
-
-def blocks_of_the_page(language: str) -> list[str]:
-    """The code of docs/dispatch.md on RecordIO, in this language."""
-    page = (ROOT / "docs" / "dispatch.md").read_text(encoding="utf-8")
-    section = re.split(r"^## ", page.split("\n## RecordIO\n", 1)[1], flags=re.MULTILINE)[0]
-    return re.findall(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-
-
-def test_the_commands_of_the_page_work() -> None:
-    """Every command that docs/dispatch.md shows for RecordIO succeeds on files of those names."""
-    np.savez("mnist.npz", images=np.zeros((4, 2, 2), np.uint8), labels=np.zeros(4, np.uint8))
-    Path("corpus").mkdir()
-    Path("corpus/a.txt").write_text("one\ntwo\n")
-    Path("more.jsonl").write_text("{}\n")
-    lines = [line for block in blocks_of_the_page("sh") for line in block.splitlines()]
-
-    assert len(lines) >= 6
-    for line in lines:
-        words = shlex.split(line)
-        assert words[:2] == ["p2pnode", "records"]
-        assert run(*words[2:]) == 0, line
-    assert records("corpus.recordio") == [b"one", b"two"]
-
-
-def test_the_scripts_of_the_page_work(capsys: pytest.CaptureFixture[str]) -> None:
-    """The Python code that docs/dispatch.md shows for RecordIO runs and gives what its comments say."""
-    Path("table.csv").write_text("x,name\n2.5,007\n")
-    for kind, shape in (("images-idx3", (2, 28, 28)), ("labels-idx1", (2,))):
-        head = struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape)
-        values = np.ones(shape, np.uint8).tobytes()
-        Path(f"train-{kind}-ubyte.gz").write_bytes(gzip.compress(head + values))
-    names: dict[str, Any] = {}
-    for script in blocks_of_the_page("python"):
-        exec(compile(script, "docs/dispatch.md", "exec"), names)
-
-    assert [decode_example(record) for record in records("table.recordio")] == [{"x": 2.5, "name": "007"}]
-    assert [array.all() for array in np.load("mnist.npz").values()] == [True, True]
-    assert capsys.readouterr().out == "1000 records in 10 chunks\n"
-    assert names["example"] == {"x": 999, "y": 998_001}
-    assert names["batch"]["y"][1] == 301**2

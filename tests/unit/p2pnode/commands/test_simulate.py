@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import pytest
 from p2pnode import client as client_module
 from p2pnode.cli import main
 from p2pnode.errors import ExitCode
-from tests.harness.project.repository import ROOT
 
-DOCUMENT = ROOT / "docs" / "psp.md"
 SMALL = ["simulate", "--nodes", "20", "--duration", "15", "--engine", "reference"]
 
 
@@ -73,26 +70,6 @@ def test_what_cannot_be_simulated_is_said(
     assert err.startswith("error: ")
     assert "\nhint: " in err
     assert all(word in err for word in words)
-
-
-@pytest.mark.long
-def test_the_commands_of_the_document_run(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each `p2pnode simulate --…` of docs/psp.md ends with 0, with a trace as `/steps` gives it, here of 4 s."""
-    pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install p2pnode[simulate]")
-    commands = re.findall(r"^p2pnode (simulate --.*)$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(commands) >= 2
-    monkeypatch.chdir(tmp_path)
-    rows = [{"step": step, "train_seconds": 0.1 + 0.01 * (step % 7)} for step in range(1, 50)]
-    Path("steps.json").write_text(json.dumps(rows))
-    for command in commands:
-        assert main([*command.split(), "--duration", "4"]) == 0, command
-        assert "pbsp" in capsys.readouterr().out
-    assert Path("out.png").exists()
-
-
-pytest.importorskip("numba", reason="advice tries twenty barriers: pip install p2pnode[simulate]")
 
 
 def test_a_missing_matplotlib_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
