@@ -43,6 +43,7 @@ NOT_RUN = {
     "p2pnode run --local 3 -- python examples/linear_regression.py": EXAMPLE,
     'python examples/word_count.py --processes 2 "texts/*.txt"': EXAMPLE,
     "p2pnode run --set training.max_steps=40 -- python examples/kmeans.py": EXAMPLE,
+    "p2pnode run --set training.max_steps=60 -- torchrun --nproc-per-node 2 examples/fsdp.py": EXAMPLE,
 }
 FRAMEWORK = "its packages are no part of the tests' environment; `make test-frameworks` runs one like it"
 #: Blocks of Python, by a line of theirs.
