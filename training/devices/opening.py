@@ -17,8 +17,8 @@ from p2pnode.training.trainer_link.interface import (
 )
 
 _FLOAT32_BYTES = 4
-#: `float32[total]` that a node of several trainers has beside what they share: its delta, three of `NodeBase` and three
-#: of its positions (`training.devices.positions`), and one for the result of an operation.
+#: `float32[total]` that a node of several trainers has beside what they share: its delta, four of `NodeBase` and three
+#: of its positions (`training.devices.positions`).
 OWN_VECTORS = 8
 
 

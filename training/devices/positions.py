@@ -176,6 +176,8 @@ class NodeBase:
         self._ahead = np.zeros_like(vector)
         #: How far the node comes in a step.
         self.way = np.zeros_like(vector)
+        # The kernel gives fresh memory page by page, which took longer than all of a step's additions.
+        self._carried = np.zeros_like(vector)
         #: From a cut to the arrival of the values that contain it.
         self.is_exchanging = False
         #: `delta` holds what goes to the owners of the last cut, and the base has not got it yet.
@@ -183,10 +185,10 @@ class NodeBase:
         self.known_step = 0
 
     def carried(self) -> Vector | None:
-        """Where the trainers begin, beyond the shared values."""
+        """Where the trainers begin, beyond the shared values; until the next call."""
         self._settle()
-        carried = self._progress + self._ahead
-        return carried if carried.any() else None
+        np.add(self._progress, self._ahead, out=self._carried)
+        return self._carried if self._carried.any() else None
 
     def add_way(self) -> None:
         """A step has ended."""
