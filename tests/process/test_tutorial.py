@@ -6,27 +6,22 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from p2pnode.client import NodeClient, find
-from p2pnode.errors import UserError
 from tests.harness.project.repository import ROOT
-from tests.process.harness.forked_python import start_p2pnode
+from tests.process.harness.forked_python import run_p2pnode, start_p2pnode
 from tests.process.harness.free_port import free_port
+from tests.process.harness.swarm_world import START_S, StartedNode, kill_all, until
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 FIRST, _, OWN_MODEL = PAGE.partition("## 7.")
 #: A fenced block: language and contents.
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-#: Three imports of torch at once on a loaded machine. No wait is longer, and none ends while something goes on.
-START_S = 240.0
 #: The address of A in the page.
 ADDRESS = "192.0.2.10:8468"
 
@@ -48,7 +43,7 @@ class Machine:
             "P2PNODE_STATUS__PORT": "0",
             "P2PNODE_TRAINING__THREADS": "1",
         }
-        self.node: subprocess.Popen[bytes] | None = None
+        self.node: StartedNode | None = None
 
     def state(self, run: str) -> Path:
         return self.folder / ".local" / "state" / "p2pnode" / run
@@ -60,46 +55,30 @@ class Machine:
         if arguments[0] in ("start", "run"):
             arguments = [sys.executable if word == "python" else word for word in arguments]
             with (self.folder / "log").open("ab") as log:
-                self.node = start_p2pnode(arguments, cwd=self.folder, env=self._environment, stdout=log, stderr=log)
+                process = start_p2pnode(arguments, cwd=self.folder, env=self._environment, stdout=log, stderr=log)
+            self.node = StartedNode(process, self.state("digits"), self.folder / "log")
             return ""
-        done = subprocess.run(
-            [sys.executable, "-m", "p2pnode", *arguments],
-            cwd=self.folder,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=START_S,
-            check=False,
-        )
+        done = run_p2pnode(arguments, cwd=self.folder, env=self._environment, timeout=START_S)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         return done.stdout
 
     def status(self, run: str) -> dict[str, Any]:
-        found = find(self.state(run))
-        try:
-            return NodeClient.of(found, timeout_s=START_S).status() if found and found.alive else {}
-        except UserError:
+        if self.node is None:
             return {}
+        self.node.state_dir = self.state(run)
+        return self.node.status()
 
     def end(self) -> None:
         """Ctrl-C, as a terminal sends it; the node ends with 0."""
         assert self.node is not None
-        os.killpg(self.node.pid, signal.SIGINT)
+        os.killpg(self.node.process.pid, signal.SIGINT)
         self.wait()
         self.node = None
 
     def wait(self) -> None:
-        """The node ends with 0 by itself; its log may not stand still."""
+        """The node ends with 0 by itself."""
         assert self.node is not None
-        size = -1
-        while size < (size := len(self.log)):
-            try:
-                assert self.node.wait(START_S) == 0, self.log
-                return
-            except subprocess.TimeoutExpired:
-                continue
-        logs = [path.read_text(errors="replace") for path in sorted(self.folder.parent.glob("*/log"))]
-        raise AssertionError("\n".join(["it did not end", *logs]))
+        assert self.node.wait() == 0, self.log
 
     @property
     def log(self) -> str:
@@ -111,17 +90,7 @@ def machines(tmp_path: Path) -> Iterator[dict[str, Machine]]:
     """A, B and C."""
     found = {name: Machine(tmp_path / name, free_port()) for name in "ABC"}
     yield found
-    for machine in found.values():
-        if machine.node is not None and machine.node.poll() is None:
-            os.killpg(machine.node.pid, signal.SIGKILL)
-            machine.node.wait()
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + START_S
-    while not holds():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.1)
+    kill_all(machine.node for machine in found.values() if machine.node is not None)
 
 
 def commands(part: str) -> list[tuple[str, str]]:
@@ -190,7 +159,7 @@ def test_a_model_of_one_s_own_works_as_written(machines: dict[str, Machine]) -> 
     for name, command in commands(OWN_MODEL):
         machines[name].do(command.replace(ADDRESS, a.address))
         if command.startswith("p2pnode run") and name == "A":
-            until(lambda: bool(a.status("circle")), f"A can be asked:\n{a.log}")
+            until(lambda: bool(a.status("circle")), START_S, f"A can be asked:\n{a.log}")
         elif "--out" in command:
             hand_over(command, a, b, c)
 
@@ -207,7 +176,7 @@ def meet(run: str, *nodes: Machine) -> None:
         known = [node.status(run) for node in nodes]
         return all(one.get("step", 0) >= 1 and one["population"]["estimate"] == len(nodes) for one in known)
 
-    until(met, f"{len(nodes)} nodes of {run} meet:\n" + "\n".join(node.log for node in nodes))
+    until(met, START_S, f"{len(nodes)} nodes of {run} meet:\n" + "\n".join(node.log for node in nodes))
 
 
 def hand_over(command: str, *machines: Machine) -> None:
