@@ -273,14 +273,9 @@ def overhead(place: Place) -> None:
     for name, options in [*place.models.items(), *compiled]:
         window_s = 1.0 if place.tiny else 8.0
         words = options["batch_size"] * options["accumulate"] * options.get("context", 1024)
-        bare = subprocess.run(
-            [sys.executable, "-m", "benchmarks.gpu_sections", "bare", "--options", json.dumps(options)]
-            + ["--seconds", str(window_s)]
-            + ["--tiny"] * place.tiny,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        flags = ["--options", json.dumps(options), "--seconds", str(window_s)] + ["--tiny"] * place.tiny
+        command = [sys.executable, "-m", "benchmarks.gpu_sections", "bare", *flags]
+        bare = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         theirs = float(bare.stdout)
         for count in (2,) if place.tiny else (1, 2):
             with daemons() as group:

@@ -39,14 +39,14 @@ class Section(NamedTuple):
 
 SECTIONS = (
     Section("facts", 10),
-    Section("copies", 40),
+    Section("copies", 30),
     Section("vector", 60),
-    Section("tests", 55),
+    Section("tests", 40),
     Section("overhead", 130),
     Section("safety", 30),
     Section("run-ahead", 25),
     Section("faults", 50),
-    Section("checkpoint", 20),
+    Section("checkpoint", 45),
 )
 _COMMAND = (sys.executable, "-m", "benchmarks.gpu_sections")
 

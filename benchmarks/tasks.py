@@ -137,7 +137,8 @@ class Gpt:
 
     def build(self) -> TrainSpec:
         options = self._options
-        model: nn.Module = gpt(options).to(self._device)
+        with self._device:  # the processor would take a quarter of a minute to make up the values of a large one
+            model = gpt(options)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=self._device.type == "cuda")
         if options.compiled:
             model = torch.compile(model)  # type: ignore[assignment]
