@@ -19,6 +19,7 @@ from p2pnode.training.trainer.state.rank_states import rank_file
 from p2pnode.training.trainer_link.interface import Restored, StepOrder, TrainerFailed, TrainerHello, Vector
 from tests.harness.runner.long_run import more
 from tests.process.harness.forked_python import with_distributed
+from tests.process.harness.sharded_ranks import LAUNCHER
 from tests.process.harness.swarm_world import START_S, ProcessNode, kill_all, until
 from tests.process.harness.trainer_world import World, add
 from tests.process.harness.trainer_world import until as until_true
@@ -110,20 +111,6 @@ result = {
 }
 (folder / f"result.{rank}").write_text(json.dumps(result))
 dist.destroy_process_group() if world > 1 else None
-"""
-
-#: Forks instead of starting, as its own process is a fork that has imported what the ranks need.
-LAUNCHER = """
-import os, runpy, sys
-del sys.argv[0]
-program, folder, _, count, _ = sys.argv
-os.environ["STORE"] = f"{folder}/store.{os.getpid()}"
-for rank in range(int(count)):
-    if os.fork() == 0:
-        os.environ["RANK"] = str(rank)
-        runpy.run_path(program, run_name="__main__")
-        sys.exit()
-sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(int(count))))
 """
 
 SAVED_AT, STEPS, LOCAL_STEPS = 2, 4, 2

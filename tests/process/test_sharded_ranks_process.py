@@ -180,7 +180,7 @@ def started(
     own = folder / f"of {name}"
     own.mkdir(exist_ok=True)
     (own / "train.py").write_text(RANKS)
-    script = [str(own / "train.py"), str(own), kind, str(step_s)]
+    script = [str(own / "train.py"), str(own), kind, "1" if kind == "plain" else "2", str(step_s)]
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if kind != "plain" else []
     return ProcessNode(folder, name, settings, script=[sys.executable, *launch, *script], **more)
 

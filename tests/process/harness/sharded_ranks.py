@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 import p2pnode
-folder, kind, step_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-rank, world, store = int(os.environ.get("RANK", 0)), 1 if kind == "plain" else 2, os.environ.get("STORE")
+folder, kind, world, step_s = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+rank, store = int(os.environ.get("RANK", 0)), os.environ.get("STORE")
 (folder / f"pid.{rank}").write_text(str(os.getpid()))
 if world > 1:
     own = {"init_method": "file://" + store, "rank": rank, "world_size": world} if store else {}
@@ -118,19 +118,19 @@ result = {
 dist.destroy_process_group() if world > 1 else None
 """
 
-#: Forks instead of starting, as its own process is a fork that has imported what the ranks need.
+#: Forks instead of starting, as its own process is a fork that has imported what the ranks need. The number of ranks is
+#: the third of the script's arguments.
 LAUNCHER = """
 import os, runpy, sys
 del sys.argv[0]
-program, folder, kind, _ = sys.argv
-count = 1 if kind == "plain" else 2
+program, folder, _, count, _ = sys.argv
 os.environ["STORE"] = f"{folder}/store.{os.getpid()}"
-for rank in range(count):
+for rank in range(int(count)):
     if os.fork() == 0:
         os.environ["RANK"] = str(rank)
         runpy.run_path(program, run_name="__main__")
         sys.exit()
-sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(count)))
+sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(int(count))))
 """
 
 
@@ -139,6 +139,7 @@ class Node:
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder, self.kind = folder, kind
+        self.ranks = 1 if kind == "plain" else 2
         folder.mkdir()
         (folder / "ranks.py").write_text(RANKS)
         (folder / "launcher.py").write_text(LAUNCHER)
@@ -147,7 +148,8 @@ class Node:
 
     def trainer(self) -> ProcessTrainer:
         launcher, program = str(self.folder / "launcher.py"), str(self.folder / "ranks.py")
-        return self.world.trainer(command=[sys.executable, launcher, program, str(self.folder), self.kind, "0"])
+        own = [str(self.folder), self.kind, str(self.ranks), "0"]
+        return self.world.trainer(command=[sys.executable, launcher, program, *own])
 
     async def train(self, trainer: ProcessTrainer, step: int) -> StepReport:
         """One step of the swarm, to which this node's delta belongs alone."""
@@ -159,5 +161,4 @@ class Node:
         return int((self.folder / f"pid.{rank}").read_text())
 
     def results(self) -> list[dict[str, Any]]:
-        count = 1 if self.kind == "plain" else 2
-        return [json.loads((self.folder / f"result.{rank}").read_text()) for rank in range(count)]
+        return [json.loads((self.folder / f"result.{rank}").read_text()) for rank in range(self.ranks)]
