@@ -85,7 +85,7 @@ BREAKS: dict[int, Break] = {
         "p2pnode.training.shards.state:ShardState.apply",
         "each fifth delta of a node is acknowledged and not added",
         _adds_four_of_five,
-        f"{SIMULATED}/test_swarm_training.py::test_every_delta_is_in_the_model_once[asp]",
+        f"{SIMULATED}/test_swarm_training.py::test_every_delta_is_in_the_model_once[pssp]",
     ),
     2: Break(
         "p2pnode.training.exchange.swarm_view:SwarmView.median_step",
