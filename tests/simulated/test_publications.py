@@ -129,7 +129,7 @@ def totals(world: World) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(
-    ("codec", "pull_codec"), [("int8", "auto"), ("sparse", "auto"), ("int4", "sparse"), *more(("int4", "auto"))]
+    ("codec", "pull_codec"), [("int8", "auto"), ("sparse", "auto"), *more(("int4", "sparse"), ("int4", "auto"))]
 )
 @played_by(simulate, codec=Fixture("codec"), pull_codec=Fixture("pull_codec"))
 async def test_all_nodes_follow_the_publications_of_all_owners(
