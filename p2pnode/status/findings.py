@@ -72,8 +72,17 @@ def error(what: str, do: str) -> Finding:
     return Finding(level="error", what=what, do=do)
 
 
+#: With the shortest deltas more than this is held back only while a model learns its first things, or for ever.
+MAX_HELD_BACK = 8.0
+
+
 def line_findings(status: LineStatus, choice: CodecChoice | None) -> list[Finding]:
-    """That the line carries less than a step sends, and what to do; nothing where it carries all."""
+    """That the line carries less than a step sends, or so little that the shared model stays behind, and what to do;
+    nothing where it carries all."""
+    held_back = status.held_back_deltas or 0.0
+    if choice is not None and choice.codec == CHOICES[-1] and held_back > MAX_HELD_BACK:
+        what = f"the shared model lacks what this node trained in {held_back:.0f} steps: its line carries no more"
+        return [warning(what, "train fewer parameters (docs/frameworks.md, LoRA), or give the node a faster line")]
     needed, carried = status.needed_bytes_per_step, status.carried_bytes_per_step
     if choice is None or needed is None or carried is None or carried >= needed:
         return []

@@ -332,7 +332,7 @@ class StatusReport:
         exchange, line = self._node.exchange, self._node.overlay.line
         if exchange is None or not self._node.config.exchange.enabled:
             return line_status(line, None, None)
-        return line_status(line, exchange.codec, exchange.codec_control.facts())
+        return line_status(line, exchange.codec, exchange.codec_control.facts(), exchange.push_client.held_back)
 
     def _result(self) -> ResultStatus | None:
         result = self._node.result

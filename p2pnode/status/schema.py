@@ -304,6 +304,8 @@ class LineStatus(Struct, frozen=True, kw_only=True):
 
     `codec` is that of the pushes now, and `codec_reason` why. `needed_bytes_per_step`: what a step sends in it, as
     push, forward and served pulls. `carried_bytes_per_step`: what the line carries while a step trains.
+    `held_back_deltas`: how many deltas' worth of training the last one left out, so far does the shared model follow
+    behind this node's own; null where the codec leaves out next to nothing.
     """
 
     upload_bytes_per_s: Annotated[
@@ -325,6 +327,10 @@ class LineStatus(Struct, frozen=True, kw_only=True):
         ),
     ]
     carried_bytes_per_step: Annotated[Count | None, gauge("p2pnode_line_step_bytes", "", what={"carried": None})]
+    held_back_deltas: Annotated[
+        float | None,
+        gauge("p2pnode_held_back_deltas", "How many deltas' worth of training the last delta left out."),
+    ] = None
 
 
 class MemoryStatus(Struct, frozen=True, kw_only=True):

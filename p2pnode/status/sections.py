@@ -145,7 +145,9 @@ def server_status(tasks: TaskCounts | None) -> ServerStatus | None:
     return None if tasks is None else ServerStatus(**msgspec.structs.asdict(tasks))
 
 
-def line_status(line: MeasuredLine, choice: CodecChoice | None, facts: LineFacts | None) -> LineStatus:
+def line_status(
+    line: MeasuredLine, choice: CodecChoice | None, facts: LineFacts | None, held_back: float | None = None
+) -> LineStatus:
     """The line, and beside it what a step sends in the present codec; without an exchange the line alone."""
     upload, bound, download = line.upload_bytes_per_s, line.upload.bytes_per_s, line.download.bytes_per_s
     needed = carried = None
@@ -163,6 +165,7 @@ def line_status(line: MeasuredLine, choice: CodecChoice | None, facts: LineFacts
         codec_reason="" if choice is None else choice.reason,
         needed_bytes_per_step=needed,
         carried_bytes_per_step=carried,
+        held_back_deltas=held_back,
     )
 
 

@@ -90,6 +90,9 @@ async def test_what_the_owners_decode_is_all_that_a_push_takes_from_the_trainer(
         np.testing.assert_allclose(model(world) - before, delta, rtol=1e-5, atol=1e-6)
         assert [one.tolist() for one in told] == [delta.tolist()]
         rests.append(float(np.abs(trained - delta).sum()))
+        left_out = np.linalg.norm(trained - delta) / np.linalg.norm(trained)
+        expected = pytest.approx(left_out / (1.0 - left_out), rel=1e-3) if codec == "sparse" else None
+        assert exchange_of(member).push_client.held_back == expected
     assert (rests[0] == 0.0) is (codec == "float32")
     assert rests[1] <= rests[0]
 

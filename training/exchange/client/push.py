@@ -15,6 +15,7 @@ before.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -88,6 +89,8 @@ class PushClient:
         self._workers = 1.0
         #: Whether the delta that is pushed next has steps that were trained while no owner was in reach.
         self._was_apart = False
+        #: How many deltas' worth of training the last one left out; None: it left out next to nothing.
+        self.held_back: float | None = None
 
     async def push(
         self,
@@ -210,13 +213,23 @@ class PushClient:
     def _encode(self, delta: Vector, shards: list[int], codec: CodecName, is_last: bool) -> list[Outgoing]:
         """Encode these shards, and leave in `delta` what the owners will decode."""
         pauses = ThreadPauses(self._executor, 1 if CODECS[codec].is_partial else LIGHT_TURNS)
-        outgoing = []
+        outgoing, is_partial = [], CODECS[codec].is_partial
+        whole = left_out = 0.0
         for shard in shards:
             start, stop = self.store.bounds[shard]
             values = delta[start:stop]
             rest = np.zeros_like(values)
+            whole += float(np.dot(values, values)) if is_partial else 0.0
             encoded = codecs.encode_with_feedback(values, rest, codec, is_last=is_last)
+            left_out += float(np.dot(rest, rest)) if is_partial else 0.0
             values -= rest
             pauses.after(stop - start)
             outgoing.append(Outgoing(shard, encoded, codec, stop - start))
+        self.held_back = deltas_held_back(math.sqrt(left_out), math.sqrt(whole)) if is_partial else None
         return outgoing
+
+
+def deltas_held_back(left_out: float, whole: float) -> float:
+    """Of a node whose delta, of length `whole`, leaves out a part of length `left_out`: how many deltas' worth of
+    training that is. In a steady state each delta is what the one before left out, and as much again as one adds."""
+    return left_out / max(whole - left_out, 1e-3 * whole) if whole > 0.0 else 0.0

@@ -58,6 +58,18 @@ def test_a_line_that_carries_less_than_a_step_says_so_and_what_to_do() -> None:
     assert finding.do == 'set exchange.codec = "auto"; or raise training.local_steps on all nodes'
 
 
+def test_a_shared_model_that_stays_behind_says_so() -> None:
+    """Only with the shortest deltas, which the line decides, and beyond eight deltas' worth of training."""
+    line, choice = measured(100_000), CodecChoice(ExchangeSettings(codec="sparse64"))
+    known = facts(line, step_s=1000.0)
+    (finding,) = line_findings(line_status(line, choice, known, 12.3), choice)
+    assert finding.what == "the shared model lacks what this node trained in 12 steps: its line carries no more"
+    assert "LoRA" in finding.do
+    assert line_findings(line_status(line, choice, known, 8.0), choice) == []
+    denser = CodecChoice(ExchangeSettings(codec="sparse"))
+    assert line_findings(line_status(line, denser, known, 12.3), denser) == []
+
+
 @pytest.mark.parametrize(
     ("codec", "expected"),
     [
