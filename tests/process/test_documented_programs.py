@@ -35,6 +35,8 @@ NOT_RUN = {
     "make bench ARGS=time_to_loss": BENCHMARK,
     'make bench ARGS="time_to_loss --quick"': BENCHMARK,
     'make bench ARGS="time_to_loss --only p2p --rate 5 --wall 300 --seed 1"': BENCHMARK,
+    'python -m benchmarks.time_to_loss.lockstep "steps=10 delta=256 change=256 age=7"': "tests/unit/project/"
+    "test_time_to_loss.py plays a small one",
     'make bench ARGS="time_to_loss --picture"': "tests/unit/project/test_time_to_loss.py renders what it writes",
     'make bench ARGS="wan --scenario C --minutes 2 --ways codec=sparse --dry-run"': BENCHMARK,
     "make bench ARGS=\"async_rule --parameters 0.1 --ways pssp --ways 'pssp late=1' --repetitions 5\"": BENCHMARK,

@@ -7,10 +7,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from benchmarks.__main__ import command_of, parser
 from benchmarks.record import NotMeasured
-from benchmarks.time_to_loss import pages, plan, results, runs
+from benchmarks.time_to_loss import lockstep, pages, plan, results, runs
+from benchmarks.time_to_loss.learning import Given, common_text, judged
 from benchmarks.time_to_loss.picture import apart
 from benchmarks.time_to_loss.results import Line, Result
 
@@ -202,3 +204,29 @@ def test_no_node_trains_on_what_all_are_judged_by(tmp_path: Path) -> None:
 
     assert [len(part) for part in parts] == [72, 72, 72, 8]
     assert len({byte for part in parts for byte in part}) == 224
+
+
+def test_in_lockstep_one_node_that_exchanges_all_at_once_trains_as_alone(tmp_path: Path) -> None:
+    """The shared model is its own of a step before, for what is cut arrives in the next one; with a rate of 0 it stays
+    what it was."""
+    text = tmp_path / "text"
+    text.write_bytes(bytes(range(32, 127)) * 40)
+    given = Given(0, 1, 0, lockstep.STEP_S, 2.0, 1.0, str(tmp_path), str(text), "", "")
+    alone = lockstep._Node(given, 0)
+    expected = {}
+    for step in range(1, 5):
+        if step % 2 == 0:
+            expected[step // 2] = round(judged(alone.model, common_text(given)), 3)
+        alone.train(step - 1)
+    way = {"steps": 1, "delta": 0, "change": 0, "age": 0}
+
+    assert lockstep.played(given, **way, rate=1.0) == pytest.approx(expected, abs=2e-3)
+    assert len(set(lockstep.played(given, **way, rate=0.0).values())) == 1
+
+
+def test_of_each_block_the_largest_values_are_kept() -> None:
+    """Of a last block that is shorter, too."""
+    values = torch.arange(-3.0, 4100.0)
+    kept = lockstep.largest(values, 2)
+    assert kept.nonzero().flatten().tolist() == [4094, 4095, 4101, 4102]
+    assert torch.equal(lockstep.largest(values, 0), values)
