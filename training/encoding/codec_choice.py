@@ -1,8 +1,8 @@
 """Chooses the codec of pushes for `exchange.codec = "auto"`: the least lossy one that the line carries in its time.
 
 The exchange of a step runs beside the next step's training, and may take a part of it: `PART_IN_WHOLE`, or
-`PART_SPARSE` with a codec that sends the largest values, because the age of what arrives costs more learning than what
-such a codec leaves for later. Under bsp training waits for it, and it may take `PART_ALONE`. Once the line is measured
+`PART_SPARSE` with a codec that sends the largest values, because what that leaves out costs more learning than some age
+of what arrives. Under bsp training waits for it, and it may take `PART_ALONE`. Once the line is measured
 (`overlay.line_rate`), the bytes of a step in closed form (`training.encoding.step_bytes`) over its rate decide. A less
 lossy codec must fit into four fifths of that time, and every change must be decided twice in a row, so a rate near an
 edge changes nothing.
