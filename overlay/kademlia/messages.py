@@ -30,7 +30,7 @@ from p2pnode.overlay.ids import ID_BYTES
 from p2pnode.overlay.peers import Contact, Counter, Heartbeat, Id
 from p2pnode.overlay.transport import MAX_DATAGRAM_BYTES
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 REQUEST, RESPONSE = 0, 1
 MESSAGE_ID_BYTES = 20
 HEADER_BYTES = 1 + MESSAGE_ID_BYTES

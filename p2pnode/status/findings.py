@@ -72,25 +72,29 @@ def error(what: str, do: str) -> Finding:
     return Finding(level="error", what=what, do=do)
 
 
-#: With the shortest deltas more than this is held back only while a model learns its first things, or for ever.
+#: Deltas' worth of training that a node may hold back without a finding.
 MAX_HELD_BACK = 8.0
 
 
 def line_findings(status: LineStatus, choice: CodecChoice | None) -> list[Finding]:
     """That the line carries less than a step sends, or so little that the shared model stays behind, and what to do;
     nothing where it carries all."""
-    held_back = status.held_back_deltas or 0.0
-    if choice is not None and choice.codec == CHOICES[-1] and held_back > MAX_HELD_BACK:
-        what = f"the shared model lacks what this node trained in {held_back:.0f} steps: its line carries no more"
-        return [warning(what, "train fewer parameters (docs/frameworks.md, LoRA), or give the node a faster line")]
-    needed, carried = status.needed_bytes_per_step, status.carried_bytes_per_step
-    if choice is None or needed is None or carried is None or carried >= needed:
+    if choice is None:
         return []
+    found, held_back = [], status.held_back_deltas or 0.0
+    if held_back > MAX_HELD_BACK and (choice.codec == CHOICES[-1] or not choice.is_automatic):
+        why, do = "its line carries no more", "train fewer parameters (docs/frameworks.md, LoRA), or use a faster line"
+        if not choice.is_automatic:
+            why, do = f'exchange.codec = "{choice.codec}"', 'set exchange.codec = "auto"'
+        found.append(warning(f"the shared model lacks about {held_back:.0f} deltas of this node's training: {why}", do))
+    needed, carried = status.needed_bytes_per_step, status.carried_bytes_per_step
+    if needed is None or carried is None or carried >= needed:
+        return found
     what = f"this node's line carries {_megabytes(carried)} of {_megabytes(needed)} MB per step"
     advice = ["raise training.local_steps on all nodes"]
     if not choice.is_automatic and choice.codec != CHOICES[-1]:
         advice.insert(0, 'set exchange.codec = "auto"')
-    return [warning(what, "; or ".join(advice))]
+    return [*found, warning(what, "; or ".join(advice))]
 
 
 def _megabytes(size_bytes: float) -> str:

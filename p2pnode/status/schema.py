@@ -304,8 +304,8 @@ class LineStatus(Struct, frozen=True, kw_only=True):
 
     `codec` is that of the pushes now, and `codec_reason` why. `needed_bytes_per_step`: what a step sends in it, as
     push, forward and served pulls. `carried_bytes_per_step`: what the line carries while a step trains.
-    `held_back_deltas`: how many deltas' worth of training the last one left out, so far does the shared model follow
-    behind this node's own; null where the codec leaves out next to nothing.
+    `held_back_deltas`: how many deltas' worth of training the last one left out, which the shared model lacks so far;
+    null where the codec leaves out next to nothing.
     """
 
     upload_bytes_per_s: Annotated[

@@ -59,15 +59,23 @@ def test_a_line_that_carries_less_than_a_step_says_so_and_what_to_do() -> None:
 
 
 def test_a_shared_model_that_stays_behind_says_so() -> None:
-    """Only with the shortest deltas, which the line decides, and beyond eight deltas' worth of training."""
-    line, choice = measured(100_000), CodecChoice(ExchangeSettings(codec="sparse64"))
-    known = facts(line, step_s=1000.0)
-    (finding,) = line_findings(line_status(line, choice, known, 12.3), choice)
-    assert finding.what == "the shared model lacks what this node trained in 12 steps: its line carries no more"
+    """Beyond eight deltas' worth of training: with the shortest deltas because of the line, with a codec that is set
+    because of that. A denser one that was chosen becomes shorter first."""
+    line, chosen, is_set = (
+        measured(100_000),
+        CodecChoice(ExchangeSettings()),
+        CodecChoice(ExchangeSettings(codec="sparse")),
+    )
+    known, what = facts(line, step_s=1000.0), "the shared model lacks about 12 deltas of this node's training: "
+    chosen.codec = "sparse64"
+    (finding,) = line_findings(line_status(line, chosen, known, 12.3), chosen)
+    assert finding.what == what + "its line carries no more"
     assert "LoRA" in finding.do
-    assert line_findings(line_status(line, choice, known, 8.0), choice) == []
-    denser = CodecChoice(ExchangeSettings(codec="sparse"))
-    assert line_findings(line_status(line, denser, known, 12.3), denser) == []
+    assert line_findings(line_status(line, chosen, known, 8.0), chosen) == []
+    (finding,) = line_findings(line_status(line, is_set, known, 12.3), is_set)
+    assert (finding.what, finding.do) == (what + 'exchange.codec = "sparse"', 'set exchange.codec = "auto"')
+    chosen.codec = "sparse256"
+    assert line_findings(line_status(line, chosen, known, 12.3), chosen) == []
 
 
 @pytest.mark.parametrize(
