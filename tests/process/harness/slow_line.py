@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Coroutine
 
 from p2pnode.overlay.addresses import Address
 
@@ -54,19 +55,23 @@ class SlowLine:
     def go_on(self) -> None:
         self._open.set()
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._tasks[task] = None
+        return task
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             near, _ = await loop.sock_accept(listener)
-            self._spawn(self._relay(near))
+            far = socket.socket()
+            relay = self._spawn(self._relay(near, far))
+            # Not in the relay: it may be cancelled before it runs, or while it awaits the ends of its ways.
+            for one in (near, far):
+                relay.add_done_callback(lambda _, ended=one: ended.close())
 
-    async def _relay(self, near: socket.socket) -> None:
+    async def _relay(self, near: socket.socket, far: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        far = socket.socket()
         far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         for one in (near, far):
             one.setblocking(False)
@@ -81,8 +86,6 @@ class SlowLine:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-            near.close()
-            far.close()
 
     async def _carry(self, source: socket.socket, target: socket.socket, way: int) -> None:
         loop = asyncio.get_running_loop()
