@@ -87,6 +87,8 @@ class StepLoop:
         self._is_leaving = False
         #: The last step that was trained, counted or not, and when the run began.
         self._trained_step, self._started = 0, 0.0
+        #: The last step whose delta was exchanged.
+        self._exchanged_step = 0
         #: Steps since the last delta, which have none, and their samples.
         self._added_up: list[int] = []
         self._added_samples = 0
@@ -115,17 +117,17 @@ class StepLoop:
         try:
             while (end := self._ended()) is None:
                 await self._wait_while_paused()
-                trained = await self._train()
+                try:
+                    trained = await self._train()
+                except RecordsOver:
+                    end = "passes"
+                    break
                 await self._exchange_beside(trained)
                 await self._pass_barrier(trained.step)
                 await self._between_turns()
                 if trained.report.has_delta:
                     await after_step()
-            await self._push_the_rest()
-            await self._between_turns()
-        except RecordsOver:
-            end = "passes"
-            await self._push_the_rest()
+            await self._end_turns()
         except TrainerLeft as left:
             end = "script"
             await self._deliver()
@@ -195,16 +197,17 @@ class StepLoop:
         self._is_leaving = True
         await self._all_counted.wait()
 
-    async def _push_the_rest(self) -> None:
-        """Exchange what was trained while the last delta was under way: the trainer trains no more, or not soon."""
+    async def _end_turns(self) -> None:
+        """Exchange what was trained while the last delta was under way, and do what is due: the trainer trains no more,
+        or not soon."""
         await self._settle()
-        if not self._added_up:
-            return
-        order = StepOrder(self._trained_step, 0, 1.0, is_first=False)
-        with contextlib.suppress(TrainerFailed):
-            report = await self._trainer.train(order)
-            await self._exchange_beside(self._trained(report, 0.0, 0.0, is_last=True))
-            await self._settle()
+        if self._added_up:
+            order = StepOrder(self._trained_step, 0, 1.0, is_first=False)
+            with contextlib.suppress(TrainerFailed):
+                report = await self._trainer.train(order)
+                await self._exchange_beside(self._trained(report, 0.0, 0.0, is_last=True))
+                await self._settle()
+        await self._between_turns()
 
     def _note(self, trained: TrainedStep, row: StepRow) -> None:
         for one in (row, *self._rows):
@@ -214,13 +217,15 @@ class StepLoop:
         is_refused = "not_finite" in row.get("refused", {})
         self._not_finite = self._not_finite + 1 if is_refused else 0
         self._is_spoilt = is_refused and self._not_finite % NOT_FINITE_STEPS == 0
-        if self._training.eval_steps and trained.step % self._training.eval_steps == 0:
+        # A step without a delta, or one that this node has left out, may be that which `eval_steps` divides.
+        every = self._training.eval_steps
+        if every and trained.step // every > self._exchanged_step // every:
             self._to_evaluate = trained.step
+        self._exchanged_step = trained.step
 
     async def _between_turns(self) -> None:
         """What the trainer has to do after an exchange, before its next turn."""
         if self._is_spoilt:
-            self._is_spoilt = False
             await self._restart_spoilt()
         step, self._to_evaluate = self._to_evaluate, 0
         if step:
@@ -228,7 +233,7 @@ class StepLoop:
 
     def _begin(self, start_step: int) -> None:
         self._steps.begin_at(start_step)
-        self._trained_step = self.first_step = start_step
+        self._trained_step = self._exchanged_step = self.first_step = start_step
         self._started = self._clock.monotonic()
         self._waiter.begin()
         self._swarm.announce(step=start_step)
@@ -251,7 +256,7 @@ class StepLoop:
             return
         self._announce_activity()
         self._log.info("paused", step=self.progress.step)
-        await self._push_the_rest()  # it may never go on
+        await self._end_turns()  # it may never go on
         await self._resumed.wait()
         self._announce_activity()
         # The deltas of the others since the pause are in the new values, and this node continues at their step.
@@ -400,6 +405,7 @@ class StepLoop:
         self._forget_added_up()
         # It begins with the shared values: the delta under way has to be in them, and what is said of it to be past.
         await self._settle()
+        self._is_spoilt = False
         while True:
             count = self._failures.note(error.cause, self._clock.monotonic())
             self.progress.trainer_failures += 1

@@ -18,7 +18,7 @@ from p2pnode.training.exchange.terms import ZERO_TERM
 from p2pnode.training.progress import Progress
 from p2pnode.training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
 from p2pnode.training.step_loop import StepLoop
-from p2pnode.training.trainer_link.interface import Ranges, StepOrder
+from p2pnode.training.trainer_link.interface import Evaluation, Ranges, StepOrder, StepReport
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, SeededEntropy, VirtualClock
 from tests.harness.trainers.stub_trainer import StubTrainer
 
@@ -43,7 +43,6 @@ class RecordingExchange:
         self.pushes: list[tuple[int, int, float]] = []
         self.pulls: list[int] = []
         self.deltas: list[Any] = []
-        #: How many steps old the oldest value is that a pull brings.
         #: How far others move the values between two pulls.
         self.moves = 0.0
         self.steps: list[int] = []
@@ -203,6 +202,34 @@ class LoopBench:
 
     async def _after_step(self) -> None:
         """No checkpoints."""
+
+    def note_evaluations(self) -> list[int]:
+        """The steps that are evaluated from now on, as they come."""
+        steps: list[int] = []
+
+        async def evaluate(step: int) -> Evaluation:
+            steps.append(step)
+            return Evaluation(step, {"mean": 0.1}, 1)
+
+        self.trainer.evaluate = evaluate  # type: ignore[method-assign]
+        return steps
+
+    def end_records_after(self, last: int) -> None:
+        """The node trains on records, and none is left after this step: the next turn waits in vain for one."""
+        over, train = asyncio.Event(), self.trainer.train
+
+        def count(step: int) -> None:
+            if step == last:
+                asyncio.get_running_loop().call_later(0.5, over.set)
+
+        async def train_on_records(order: StepOrder) -> StepReport:
+            if order.step > last and order.local_steps:
+                await asyncio.Event().wait()
+            return await train(order)
+
+        self.trainer.train = train_on_records  # type: ignore[method-assign]
+        records: Any = SimpleNamespace(over=over, count=count, drop=lambda _step: None, abandon=lambda _step: None)
+        self.loop.follow(records)
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [record.fields for record in self.records if record.event == name]

@@ -387,3 +387,65 @@ async def test_a_goal_that_another_node_has_reached_ends_the_run_after_the_step(
         bench = LoopBench(until=until, eval_steps=1000, max_steps=5)
         bench.loop.end_by_goal()
         assert await bench.run() == end
+
+
+@pytest.mark.parametrize("push_s", [0.0, 0.7])
+@pytest.mark.parametrize("ends", ["max_steps", "passes"])
+@run_by(run)
+async def test_the_last_step_is_evaluated_however_the_run_ends(ends: str, push_s: float) -> None:
+    """By its number of steps, or because no record is left: also where its delta is still being exchanged then."""
+    bench = LoopBench(max_steps=3 if ends == "max_steps" else 0, eval_steps=1)
+    bench.exchange.push_s = push_s
+    if ends == "passes":
+        bench.end_records_after(3)
+    evaluated = bench.note_evaluations()
+
+    assert await bench.run() == ends
+    assert evaluated == [1, 2, 3]
+
+
+@run_by(run)
+async def test_a_node_evaluates_before_a_pause() -> None:
+    """Later it would have the values of the step to which the others have come meanwhile."""
+    bench = LoopBench(max_steps=12, eval_steps=2)
+    evaluated = bench.note_evaluations()
+    running = asyncio.create_task(bench.run())
+    await asyncio.sleep(1.5)
+    bench.loop.pause()
+    await asyncio.sleep(5.0)
+    assert evaluated == [2]
+    bench.exchange.median = 10
+    bench.loop.resume()
+    await running
+
+    assert evaluated == [2, 11, 12]  # the 10th is left out
+
+
+@run_by(run)
+async def test_an_evaluation_is_due_whichever_steps_have_a_delta() -> None:
+    """On a slow line only each second step may have one, and never that whose number `eval_steps` divides."""
+    bench = LoopBench(max_steps=7, eval_steps=2)
+    bench.exchange.pull_s = 1.5
+    evaluated = bench.note_evaluations()
+    await bench.run()
+
+    assert bench.trainer.parts == {1: (1,), 3: (2, 3), 5: (4, 5), 7: (6, 7)}
+    assert evaluated == [3, 5, 7]
+
+
+@run_by(run)
+async def test_a_spoilt_trainer_that_crashes_too_is_restarted_once() -> None:
+    """Its third delta in a row is refused while it crashes in the next step: the restart mends both."""
+    bench = LoopBench(max_steps=5)
+    bench.exchange.not_finite, bench.exchange.push_s = range(1, 4), 0.8
+    train = bench.trainer.train
+
+    async def crashing(order: StepOrder) -> StepReport:
+        if order.step == 4 and bench.trainer.starts == 1:
+            bench.trainer.crash_next()
+        return await train(order)
+
+    bench.trainer.train = crashing  # type: ignore[method-assign]
+    await bench.run()
+
+    assert bench.trainer.starts == 2
