@@ -44,17 +44,23 @@ def remember(member: Member, term: Term) -> None:
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 @pytest.mark.parametrize("nodes", [1, 5])
+@pytest.mark.parametrize("is_alone", [False, True])
 @played_by(simulate, nodes=Fixture("nodes"), codec=Fixture("codec"))
-async def test_a_delta_may_be_overwritten_when_its_push_has_returned(world: World, *, nodes: int) -> None:
-    """A trainer overwrites its delta while it is sent again and again: the owners add what it was."""
+async def test_a_delta_may_be_overwritten_when_its_push_has_returned(
+    world: World, *, nodes: int, is_alone: bool
+) -> None:
+    """A trainer overwrites its delta while it is sent again and again: the owners add what it was. A node that has
+    never met another sends nothing, and has added it before."""
     member, delta, taken = world.running()[-1], 3 * ONES, []
     world.links = Links(loss=0.3)
+    if is_alone and member.overlay is not None:
+        member.overlay.remembered = list  # type: ignore[method-assign]
 
     report = await exchange_of(member).push(1, 0, 1.0, delta, on_sent=lambda: taken.append((set(delta), value(world))))
     delta.fill(7.0)
 
     # Before the answers, unless nothing was to be sent.
-    assert taken == [({3.0}, [3.0, 3.0] if nodes == 1 else [0.0, 0.0])]
+    assert taken == [({3.0}, [3.0, 3.0] if nodes == 1 and is_alone else [0.0, 0.0])]
     assert report.refused == {}
     assert await exchange_of(member).flush(60.0) == 0
     assert value(world) == [3.0, 3.0]

@@ -407,7 +407,7 @@ async def test_values_out_of_range_reach_no_backup(world: World) -> None:
     sender, to = owner(world), backup(world)
     for bad in (3e38, np.inf, np.nan):
         body = [bytes(one) for one in frames(0, np.full(VALUES, bad, np.float32), "float32", Part.DELTA)]
-        message = Forward(b"x" * 20, 1, 1, 1.0, False, [Forwarded(0, owned(world).term, 0)])
+        message = Forward(b"x" * 20, 1, 1, 1.0, [Forwarded(0, owned(world).term, 0)])
         answer = await ask(sender, to, "forward", message, ForwardAnswer, body)
         assert [result.status for result in answer.results] == ["unknown"]
     assert paired(world)

@@ -77,9 +77,8 @@ class BackupHandler:
     sent: SentDeltas
     counters: Counters
     environment: Environment
-    #: Whether the former owner of a shard backs it up, and whether the barrier family is bsp.
+    #: Whether the former owner of a shard backs it up.
     has_backups: bool
-    synchronous: bool
 
     def __post_init__(self) -> None:
         self._clock = self.environment.clock
@@ -125,7 +124,7 @@ class BackupHandler:
             batch = await read_item(reader, shard, 0)
             self.counters.bytes_received += len(batch.encoded)
             await turns.take(batch.work)
-            return batch.buffered(identity, 1.0, synchronous=False)
+            return batch.buffered(identity, 1.0)
         delta, encoded, codec = _NO_VALUES, _NOTHING, _FLOAT32
         if not entry.has_it:
             encoded, codec = await read_encoded(reader, shard, Part.DELTA, size)
@@ -148,7 +147,6 @@ class BackupHandler:
             identity,
             message.weight * entry.scale,
             delta,
-            message.synchronous,
             encoded,
             codec,
             message.momentum,
@@ -249,8 +247,7 @@ class BackupHandler:
         # delta reaches it.
         if backup is not None and (known != owned.state.known_count or not is_reached):
             self.store.drop_backup(info.shard, me)
-        if self.synchronous:
-            self.store.fold(info.shard, self.run.passed_step)
+        self.store.fold(info.shard, self.run.passed_step)
         return True
 
     # -- silent owners ------------------------------------------------------------------------------------------

@@ -89,13 +89,12 @@ class IncomingDelta:
         """Its identity, in a push or forward of this one."""
         return DeltaId(of_push.node, of_push.incarnation, self.number) if self.number else of_push
 
-    def buffered(self, identity: DeltaId, weight: float, *, synchronous: bool) -> BufferedDelta:
+    def buffered(self, identity: DeltaId, weight: float) -> BufferedDelta:
         """As the store takes it, with the weight of its push."""
         return BufferedDelta(
             identity,
             weight * self.scale,
             self.delta,
-            synchronous,
             self.encoded,
             self.codec,
             momentum=self.momentum,

@@ -80,7 +80,9 @@ class Exchange:
         self._genesis, parameters = bytes.fromhex(manifest.genesis), manifest.layout.parameter_total
         genesis = self._genesis
         log = RepairLog(settings.log_bytes, settings.log_seconds if settings.enabled else 0.0)
-        self.store = store = ShardStore(swarm.node_id, manifest.bounds(), parameters, manifest.rule, log)
+        self.store = store = ShardStore(
+            swarm.node_id, manifest.bounds(), parameters, manifest.rule, log, synchronous=synchronous
+        )
         self.replica = Replica(replica, store.bounds)
         self.run, self.counters, self.sent = RunState(incarnation), Counters(), SentDeltas()
         run, counters = self.run, self.counters
@@ -102,7 +104,6 @@ class Exchange:
             codec,
             counters,
             environment,
-            synchronous=synchronous,
             stale_limit=stale_limit,
         )
         self.publisher = Publisher(
@@ -111,7 +112,6 @@ class Exchange:
             view,
             environment,
             choose=lambda: change_codec(settings, codec.codec),
-            synchronous=synchronous,
         )
         self.backup = BackupHandler(
             swarm,
@@ -126,12 +126,9 @@ class Exchange:
             counters,
             environment,
             has_backups=has_backups,
-            synchronous=synchronous,
         )
         self.directory = OwnerDirectory(swarm, store, view, rpc, rebalance, environment)
-        self.final_values = FinalValues(
-            swarm, store, view, rpc, self.directory, rebalance, environment, synchronous=synchronous
-        )
+        self.final_values = FinalValues(swarm, store, view, rpc, self.directory, rebalance, environment)
         inspector = ShardInspector(store, counters, rebalance, environment)
         self.reads = ReadHandler(
             store,
@@ -144,7 +141,6 @@ class Exchange:
             self.final_values,
             self.publisher,
             inspector,
-            synchronous=synchronous,
         )
         self.codec_control = CodecControl(
             codec, swarm.line, environment.log, self._step_shape, is_beside=not synchronous
@@ -163,7 +159,6 @@ class Exchange:
             self.deltas,
             counters,
             environment,
-            synchronous=synchronous,
         )
         self.values = SwarmValues(
             node_id=swarm.node_id,
@@ -196,7 +191,6 @@ class Exchange:
             settings,
             codec,
             self.publisher,
-            synchronous=synchronous,
         )
         self.reconciler = SplitReconciler(
             swarm, store, view, run, rpc, rebalance, self.directory, self.deltas, counters, settings, environment
@@ -216,7 +210,6 @@ class Exchange:
             self.directory,
             routes,
             environment,
-            is_synchronous=synchronous,
         )
         resending = Resending(swarm, self.sent, store, view, run, rpc, self.deltas, counters, environment)
         self.rebalancer = Rebalancer(

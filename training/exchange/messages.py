@@ -218,7 +218,6 @@ class Forward(msgspec.Struct, frozen=True, array_like=True):
     incarnation: Number
     step: Number
     weight: Weight
-    synchronous: bool
     shards: Annotated[list[Forwarded], Meta(max_length=MAX_SHARDS)]
     #: False for a delta from the other side of a split: it changes the value only.
     momentum: bool = True

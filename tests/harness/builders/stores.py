@@ -6,6 +6,7 @@ import numpy as np
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Contact
+from p2pnode.training.encoding import codecs
 from p2pnode.training.exchange.store.records import BufferedDelta
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.terms import Term
@@ -29,12 +30,13 @@ def term(number: int, name: str) -> Term:
     return Term(number, IDS[name])
 
 
-def store_of(name: str, rule: Rule = SUM) -> ShardStore:
-    return ShardStore(IDS[name], BOUNDS, PARAMETERS, rule)
+def store_of(name: str, rule: Rule = SUM, *, synchronous: bool = False) -> ShardStore:
+    return ShardStore(IDS[name], BOUNDS, PARAMETERS, rule, synchronous=synchronous)
 
 
-def delta(step: int, amount: float = 1.0, *, synchronous: bool = False, node: str = "x") -> BufferedDelta:
-    return BufferedDelta(DeltaId(IDS[node], 1, step), 1.0, np.full(4, amount, dtype=np.float32), synchronous)
+def delta(step: int, amount: float = 1.0, *, node: str = "x") -> BufferedDelta:
+    values = np.full(4, amount, dtype=np.float32)
+    return BufferedDelta(DeltaId(IDS[node], 1, step), 1.0, values, codecs.encode(values, "float32"))
 
 
 SEEN = delta(1, node="d")
@@ -44,15 +46,15 @@ def zeros(store: ShardStore, shard: int = 0) -> ShardState:
     return store.fresh_state(shard, np.zeros(store.size(shard), dtype=np.float32))
 
 
-def owner_of(name: str, number: int = 1) -> ShardStore:
-    store = store_of(name)
+def owner_of(name: str, number: int = 1, *, synchronous: bool = False) -> ShardStore:
+    store = store_of(name, synchronous=synchronous)
     store.own(0, zeros(store), term(number, name), contact(name), 0.0, by_handover=False)
     return store
 
 
-def backup_of(name: str, owner: str, number: int = 1) -> ShardStore:
+def backup_of(name: str, owner: str, number: int = 1, *, synchronous: bool = False) -> ShardStore:
     """A store that backs up shard 0 of `owner` under the term (number, owner)."""
-    store = store_of(name)
+    store = store_of(name, synchronous=synchronous)
     assert store.begin_catch_up(0, term(number - 1, owner), contact(owner))
     snapshot = zeros(store)
     snapshot.applied.add(SEEN.identity)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,9 +76,8 @@ class Ledger:
         self._exact = exact
         #: Per shard the identities that an owner has acknowledged, to anyone.
         self.acknowledged: list[dict[DeltaId, None]] = [{} for _ in bounds]
-        #: What an owner received under an identity. After a split there may be a second one: the repair log of a node
-        #: keeps its own deltas rounded as a push of them would have been.
-        self._received: dict[Key, list[Vector]] = {}
+        #: What owners received under an identity: the same bits each time, also in a repair.
+        self._received: dict[Key, Vector] = {}
         #: The weights with which owners have added a delta, and whether with momentum; more than one after a split.
         self._weights: dict[Key, dict[tuple[float, bool], None]] = {}
         #: What a node last told a backup or learner of a delta: the weight to add it with, and whether with momentum.
@@ -102,26 +100,17 @@ class Ledger:
         """Take down what this node receives and is answered from now on."""
         sent = self._sent.setdefault((node, incarnation), Sent(name))
         deltas, store, outbox = exchange.deltas, exchange.store, exchange.outbox
-        accept, add_alone, count = deltas.accept, deltas.add_unreplicated, outbox.count
-        add, add_unlogged = store.add, store.add_unlogged
+        accept, count, add = deltas.accept, outbox.count, store.add
 
         async def accepted(push: Push, items: list[IncomingDelta]) -> list[PushResult]:
             identity = DeltaId(push.node, push.incarnation, push.step)
             for item in items:
-                self._receive((item.shard, identity), item.delta, repair=item.repair)
+                self._receive((item.shard, identity), item.delta)
             results = await accept(push, items)
             for result, item in zip(results, items, strict=True):
                 if result.status == "ok" and not item.repair:
                     self._acknowledge(result.shard, identity)
             return results
-
-        def added_alone(push: Push, shard: int, part: Vector) -> PushResult | None:
-            identity, result = DeltaId(push.node, push.incarnation, push.step), add_alone(push, shard, part)
-            if result is not None:
-                self._receive((shard, identity), part, repair=False)
-                if result.status == "ok":
-                    self._acknowledge(shard, identity)
-            return result
 
         def counted(delivery: Delivery, result: PushResult) -> None:
             push = delivery.push
@@ -140,15 +129,9 @@ class Ledger:
                 self._weigh(key, item.weight, momentum=item.momentum)
             add(shard, item, state)
 
-        def weighed_alone(shard: int, identity: DeltaId, weight: float, delta: Vector, *, plain: bool = False) -> None:
-            self._weigh((shard, identity), weight, momentum=not plain)
-            add_unlogged(shard, identity, weight, delta, plain=plain)
-
         deltas.accept = accepted  # type: ignore[method-assign]
-        deltas.add_unreplicated = added_alone  # type: ignore[method-assign]
         outbox.count = counted  # type: ignore[method-assign]
         store.add = weighed  # type: ignore[method-assign]
-        store.add_unlogged = weighed_alone  # type: ignore[method-assign]
         return sent
 
     def trained(self, sent: Sent, own: Vector) -> None:
@@ -183,15 +166,11 @@ class Ledger:
         sent.finals[key] = "returned"
         self._returned.add(key)
 
-    def _receive(self, key: Key, delta: Vector, *, repair: bool) -> None:
+    def _receive(self, key: Key, delta: Vector) -> None:
         if key in self._returned:
             raise self.broken(f"shard {key[0]}: {self.named(key[1])} was returned, and arrives")
-        known = self._received.setdefault(key, [])
-        if any(np.array_equal(one, delta) for one in known):
-            return
-        if known and not (repair and self._settings.codec != "float32" and _is_rounded(known[0], delta)):
+        if not np.array_equal(self._received.setdefault(key, np.array(delta, np.float32)), delta):
             raise self.broken(f"shard {key[0]}: {self.named(key[1])} arrived with other values than before")
-        known.append(np.array(delta, np.float32))
 
     def _answered(self, sent: Sent, key: Key, result: PushResult) -> None:
         if key in sent.finals:
@@ -230,7 +209,7 @@ class Ledger:
                 if key not in sent.finals and key not in outbox:
                     raise self.broken(f"shard {shard}: {self.named(key[1])} left the outbox without an answer")
                 if key not in self._returned:
-                    left_out -= outbox[key] if key in outbox else self._received[key][0]
+                    left_out -= outbox[key] if key in outbox else self._received[key]
             if sent.progress is not None:
                 left_out -= sent.progress[start:stop]
             apart = float(np.abs(left_out).max())
@@ -269,7 +248,7 @@ class Ledger:
             )
 
     def _contribution(self, key: Key) -> tuple[Exact, Exact]:
-        """The least and the most that a delta may add to the sum; equal unless a split gave it two weights or forms."""
+        """The least and the most that a delta may add to the sum; equal unless a split gave it two weights."""
         received, weights = self._received.get(key), self._weights.get(key)
         if received is None or weights is None:
             raise self.broken(f"shard {key[0]}: {self.named(key[1])} is in the model, and no owner has added it")
@@ -278,7 +257,7 @@ class Ledger:
             factors = [weight * (1.0 - mu) / lr for weight, _ in weights]
         else:
             factors = [weight * (1.0 if momentum else 1.0 - mu) for weight, momentum in weights]
-        found = [factor * one.astype(np.float64) for factor in factors for one in received]
+        found = [factor * received.astype(np.float64) for factor in factors]
         self.ambiguous += len(found) > 1
         return np.minimum.reduce(found), np.maximum.reduce(found)
 
@@ -302,8 +281,3 @@ def identities(state: ShardState) -> Iterator[DeltaId]:
     for node, incarnation, ranges in state.applied.rows():
         for low, high in ranges:
             yield from (DeltaId(node, incarnation, step) for step in range(low, high + 1))
-
-
-def _is_rounded(exact: Vector, other: Vector) -> bool:
-    rounded: Any = codecs.decoded(bytes(codecs.encode(exact, "bfloat16")), "bfloat16", exact.size)
-    return bool(np.array_equal(rounded, other))

@@ -103,7 +103,7 @@ class ViewLedger(Ledger):
         (node, incarnation) = next(key for key, one in self._sent.items() if one is sent)
         return [DeltaId(node, incarnation, step) for step in sent.steps]
 
-    def _receive(self, key: Key, delta: Vector, *, repair: bool) -> None:
+    def _receive(self, key: Key, delta: Vector) -> None:
         row, cell = self._rows[key[1]], key[0]
         if row.final[cell] == TAKEN_BACK:
             raise self.broken(f"shard {cell}: {self.named(key[1])} was returned, and arrives")

@@ -168,7 +168,6 @@ class ExchangeContext:
     environment: Environment
     genesis: bytes
     settings: ExchangeSettings
-    synchronous: bool
     stale_limit: int | None
     store: ShardStore
     replica: Replica
@@ -180,9 +179,7 @@ class ExchangeContext:
     counters: Counters = field(default_factory=Counters)
 
 
-def context_of(
-    swarm: ScriptedSwarm, store: ShardStore, *, synchronous: bool = False, settings: ExchangeSettings | None = None
-) -> ExchangeContext:
+def context_of(swarm: ScriptedSwarm, store: ShardStore, *, settings: ExchangeSettings | None = None) -> ExchangeContext:
     """A context on the running virtual loop; its log is `records_of(context)`."""
     clock = VirtualClock()
     log = ListLog([], "", clock)
@@ -200,7 +197,6 @@ def context_of(
         ),
         genesis=GENESIS,
         settings=settings or plain,
-        synchronous=synchronous,
         stale_limit=None,
         store=store,
         replica=Replica(np.zeros(store.bounds[-1][1], np.float32), store.bounds),
@@ -228,7 +224,6 @@ def deltas_of(context: ExchangeContext, **changes: Any) -> DeltaHandler:
     """The owner's side of a push; `changes` of its arguments."""
     given = {
         "swarm": context.swarm,
-        "synchronous": context.synchronous,
         "stale_limit": context.stale_limit,
         "settings": context.settings,
         "store": context.store,

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from p2pnode.training.encoding import codecs
 from p2pnode.training.exchange.messages import Forward, Forwarded, encode
 from p2pnode.training.exchange.terms import Term
 from p2pnode.training.settings import ExchangeSettings
@@ -34,7 +35,7 @@ def test_a_value_with_momentum_is_the_sum_of_its_deltas_in_any_order(lr: float, 
     for identity in found:
         delta = np.array([chance.uniform(0.25, 1.0) for _ in range(4)], np.float32)
         weight, has_momentum = chance.uniform(0.1, 0.5), chance.random() < 0.9
-        ledger._receive((0, identity), delta, repair=False)
+        ledger._receive((0, identity), delta)
         ledger._weigh((0, identity), weight, momentum=has_momentum)
         ledger.acknowledged[0][identity] = None
         state.apply(identity, weight, delta, Rule(lr, momentum), momentum=has_momentum)
@@ -47,20 +48,15 @@ def test_a_value_with_momentum_is_the_sum_of_its_deltas_in_any_order(lr: float, 
 
 
 def test_a_delta_that_arrives_with_other_values_under_its_identity_breaks_the_history() -> None:
-    """A retry has the same bits; only a node's own logged delta may be rounded, where the codec rounds."""
+    """A retry has the same bits, and so has a repair, whatever the codec rounds."""
     exact, identity = np.array([0.7, 0.3, 0.5, 0.9], np.float32), DeltaId(NODES[0], 1, 1)
-    rounded = (exact.view(np.uint32) + np.uint32(0x8000) & np.uint32(0xFFFF0000)).view(np.float32)
+    rounded = codecs.decoded(codecs.encode(exact, "bfloat16"), "bfloat16", 4)
     ledger = ledger_of(ExchangeSettings(codec="bfloat16"))
-    ledger._receive((0, identity), exact, repair=False)
-    ledger._receive((0, identity), exact.copy(), repair=False)
-    ledger._receive((0, identity), rounded, repair=True)
+    ledger._receive((0, identity), exact)
+    ledger._receive((0, identity), exact.copy())
 
     with pytest.raises(Broken, match="other values"):
-        ledger._receive((0, identity), rounded + np.float32(0.5), repair=True)
-    without_rounding = ledger_of(ExchangeSettings(codec="float32"))
-    without_rounding._receive((0, identity), exact, repair=False)
-    with pytest.raises(Broken, match="other values"):
-        without_rounding._receive((0, identity), rounded, repair=True)
+        ledger._receive((0, identity), rounded)
 
 
 def test_a_delta_that_only_a_backup_has_is_known() -> None:
@@ -73,13 +69,13 @@ def test_a_delta_that_only_a_backup_has_is_known() -> None:
     deltas = {DeltaId(node, 1, 6): np.array([place, 1.0, 2.0, 3.0], np.float32) for place, node in enumerate(NODES[:2])}
     weights = (0.25, 0.5)
     forwards = [
-        Forward(*identity, weight, False, [Forwarded(0, Term(3, NODES[3]), 0)])
+        Forward(*identity, weight, [Forwarded(0, Term(3, NODES[3]), 0)])
         for identity, weight in zip(deltas, weights, strict=True)
     ]
     for message in forwards:
         ledger.forwarded("owner", encode(message))
     for (identity, delta), weight in zip(deltas.items(), weights, strict=True):
-        ledger._receive((0, identity), delta, repair=False)
+        ledger._receive((0, identity), delta)
         ledger.acknowledged[0][identity] = None
         state.apply(identity, weight, delta, Rule(1.0, 0.0))
 
@@ -97,7 +93,7 @@ def test_a_delta_that_was_forwarded_to_nobody_and_is_in_the_model_breaks_the_his
         ShardState(np.zeros(4, np.float32), 4),
     )
     identity, delta = DeltaId(NODES[0], 1, 6), np.ones(4, np.float32)
-    ledger._receive((0, identity), delta, repair=False)
+    ledger._receive((0, identity), delta)
     state.apply(identity, 0.5, delta, Rule(1.0, 0.0))
 
     with pytest.raises(Broken, match="no owner has added it"):

@@ -29,7 +29,7 @@ def added(ledger: ViewLedger, *identities: DeltaId) -> ShardState:
     state = ShardState(np.zeros(32, np.float32), 32)
     for identity in identities:
         part = ledger.delta(*identity)[slice(*BOUNDS[1])]
-        ledger._receive((1, identity), part, repair=False)
+        ledger._receive((1, identity), part)
         ledger._acknowledge(1, identity)
         state.apply(identity, 1.0, part, Rule(1.0, 0.0))
     return state
@@ -91,22 +91,22 @@ def test_a_delta_that_travels_with_another_counts_there() -> None:
     ledger.returned(sent, IDENTITIES[0], [1])
     ledger.handed_over(sent, 2)
     both = (former + later)[slice(*BOUNDS[1])]
-    ledger._receive((1, IDENTITIES[3]), both, repair=False)
+    ledger._receive((1, IDENTITIES[3]), both)
     state = ShardState(np.zeros(32, np.float32), 32)
     state.apply(IDENTITIES[3], 1.0, both, Rule(1.0, 0.0))
 
     ledger.check_state(1, "a", state)
     assert ledger.carried_count == 1
     with pytest.raises(Broken, match="returned, and arrives"):
-        ledger._receive((1, IDENTITIES[0]), former[slice(*BOUNDS[1])], repair=False)
+        ledger._receive((1, IDENTITIES[0]), former[slice(*BOUNDS[1])])
 
 
 def test_answers_are_counted_once_and_come_from_owners() -> None:
     """A second answer, an `ok` of no owner, another weight, and other values of one identity break the history."""
     ledger = ledger_of()
     (identity, part), sent = (IDENTITIES[0], ledger.delta(*IDENTITIES[0])[slice(*BOUNDS[1])]), Sent("a")
-    ledger._receive((1, identity), part, repair=False)
-    ledger._receive((1, identity), part.copy(), repair=False)
+    ledger._receive((1, identity), part)
+    ledger._receive((1, identity), part.copy())
     with pytest.raises(Broken, match="not by its owner"):
         ledger._answered(sent, (1, identity), PushResult(1, "ok"))
     ledger._acknowledge(1, identity)
@@ -114,7 +114,7 @@ def test_answers_are_counted_once_and_come_from_owners() -> None:
     with pytest.raises(Broken, match="counted twice"):
         ledger._answered(sent, (1, identity), PushResult(1, "ok"))
     with pytest.raises(Broken, match="other values"):
-        ledger._receive((1, identity), part + np.float32(0.5), repair=False)
+        ledger._receive((1, identity), part + np.float32(0.5))
     with pytest.raises(Broken, match="weight"):
         ledger._weigh((1, identity), 0.5, momentum=True)
     ledger._answered(sent, (0, identity), PushResult(0, "refused", reason="before_era"))

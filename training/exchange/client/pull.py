@@ -89,7 +89,6 @@ class PullClient:
     settings: ExchangeSettings
     codec: CodecChoice
     publisher: Publisher
-    synchronous: bool
 
     def __post_init__(self) -> None:
         self._clock = self.environment.clock
@@ -123,7 +122,7 @@ class PullClient:
         """
         self.run.pass_barrier(step)
         # Promise 3: nobody waits for owners that are out of reach.
-        if deadline_s is not None and not (is_final or self.synchronous) and self.directory.is_apart():
+        if deadline_s is not None and not (is_final or self.store.synchronous) and self.directory.is_apart():
             return PullReport(0, [], list(range(len(self.store))))
         for shard, published in self.publisher.take_left().items():
             if shard not in self.store.owned:
@@ -341,8 +340,7 @@ class PullClient:
             owned = self.store.owned.get(shard)
             if owned is None or (job.is_final and not self.final_values.is_final(shard)):
                 continue
-            if self.synchronous:
-                self.store.fold(shard, job.step)
+            self.store.fold(shard, job.step)
             mark = owned.rank_term, owned.state.version
             is_new = job.is_final or self.replica.version_of(shard) != mark
             if is_new and not await self._subscriber.write(shard, owned.state.value, mark):

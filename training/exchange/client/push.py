@@ -1,4 +1,4 @@
-"""Pushes this node's deltas: adds its own unreplicated shards at once, encodes and delivers the others to their owners.
+"""Pushes this node's deltas: encodes them and delivers them to the owners of their shards; one alone adds them at once.
 
 A push returns when every shard has its answer, or when nothing of those that have none has moved for the deadline
 (under bsp there is none). Shards without an answer stay in the outbox, which continues in the background. A refusal is
@@ -63,7 +63,7 @@ class PushReport:
 
 @dataclass(eq=False)
 class PushClient:
-    """Pushes the deltas of one node. `synchronous`: the barrier family is bsp."""
+    """Pushes the deltas of one node."""
 
     node_id: bytes
     settings: ExchangeSettings
@@ -77,7 +77,6 @@ class PushClient:
     deltas: DeltaHandler
     counters: Counters
     environment: Environment
-    synchronous: bool
 
     def __post_init__(self) -> None:
         self._clock = self.environment.clock
@@ -138,7 +137,7 @@ class PushClient:
         )
         self._was_apart = False
         delivery = Delivery(push, {}, asyncio.Event())
-        rest = await self._add_unreplicated(delivery, delta)
+        rest = await self._add_alone(delivery, delta)
         if rest:
             encoded = await self._encode_all(rest, delta, is_apart=push.apart, is_last=is_last)
             delivery.unacknowledged = {item.shard: item for item in encoded}
@@ -156,7 +155,7 @@ class PushClient:
 
     def _note_apart(self) -> None:
         """Whether the step that was just trained can be sent to nobody."""
-        is_apart = not self.synchronous and self.directory.is_apart()
+        is_apart = not self.store.synchronous and self.directory.is_apart()
         now_s, step = self._clock.monotonic(), self.run.step
         if is_apart and self.apart_since is None:
             self.apart_since = now_s, step
@@ -165,13 +164,13 @@ class PushClient:
             (since_s, since), self.apart_since = self.apart_since, None
             self._log.info("owners_in_reach", steps=step - since, seconds=round(now_s - since_s, 1))
 
-    async def _add_unreplicated(self, delivery: Delivery, delta: Vector) -> list[int]:
-        """Add the shards that this node owns without a backup or learner; returns the other shards."""
-        bounds, rest = self.store.bounds, dict.fromkeys(range(len(self.store)))
-        for shard in self.deltas.unreplicated(rest):
-            start, stop = bounds[shard]
+    async def _add_alone(self, delivery: Delivery, delta: Vector) -> list[int]:
+        """Add all that this node owns, if it is alone; returns the other shards."""
+        rest = dict.fromkeys(range(len(self.store)))
+        for shard in list(rest) if self.deltas.is_alone else ():
+            start, stop = self.store.bounds[shard]
             await self.turns.take(stop - start)
-            if (result := self.deltas.add_unreplicated(delivery.push, shard, delta[start:stop])) is not None:
+            if (result := self.deltas.add_alone(delivery.push, shard, delta[start:stop])) is not None:
                 self.outbox.count(delivery, result)
                 del rest[shard]
         return list(rest)
@@ -192,7 +191,7 @@ class PushClient:
         """Deliver what is encoded, until every shard has its answer, or nothing moves; returns the shards of which no
         byte was sent, and none will be. Where it does not wait, all of them stay in the outbox."""
         # Promise 3: no step waits for a silent owner longer than this.
-        wait = delivery.wait = StepWait(None if self.synchronous else PUSH_DEADLINE_S)
+        wait = delivery.wait = StepWait(None if self.store.synchronous else PUSH_DEADLINE_S)
         self.outbox.add(delivery)
         done = asyncio.ensure_future(delivery.done.wait())
         try:

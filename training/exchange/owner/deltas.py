@@ -28,14 +28,12 @@ from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.codec_choice import CodecChoice
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
-from p2pnode.training.encoding.table import CODECS, LEAST_LOSSY, CodecName
 from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import SIGN_OF_LIFE, Push, PushAnswer, PushResult, encode, piece_of
 from p2pnode.training.exchange.owner.replication import DeltaReplicator, lacks_backup, not_owned
 from p2pnode.training.exchange.owner.validation import DeltaValidator
 from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
-from p2pnode.training.exchange.store.records import BufferedDelta
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.settings import ExchangeSettings
@@ -56,7 +54,7 @@ class BatchRepair(Protocol):
 class DeltaHandler:
     """Adds deltas, of other nodes and its own, to the shards of one owner.
 
-    `synchronous`: the barrier family is bsp. `stale_limit`: a delta whose base is more steps behind the median is
+    `stale_limit`: a delta whose base is more steps behind the median is
     refused; None: none is.
     """
 
@@ -70,7 +68,6 @@ class DeltaHandler:
     codec: CodecChoice
     counters: Counters
     environment: Environment
-    synchronous: bool
     stale_limit: int | None
 
     def __post_init__(self) -> None:
@@ -80,7 +77,6 @@ class DeltaHandler:
         self._validator = DeltaValidator(self.store, self.view, self.counters, self.settings, self.environment)
         self.replicator = DeltaReplicator(
             swarm=self.swarm,
-            synchronous=self.synchronous,
             store=self.store,
             view=self.view,
             run=self.run,
@@ -183,46 +179,28 @@ class DeltaHandler:
             return False
         return True
 
-    # -- own deltas of shards that no other node has --------------------------------------------------------------
+    # -- own deltas while no other node is there ------------------------------------------------------------------
 
-    def unreplicated(self, shards: Iterable[int]) -> list[int]:
-        """Those of the shards that this node owns and need not replicate: own deltas may be added at once.
+    @property
+    def is_alone(self) -> bool:
+        """Whether own deltas are added as they are: this node has never met another, which would need them encoded.
+        Those that a rule clips are clipped like all others."""
+        return not (self.view.has_met_others() or self.store.rule.robust)
 
-        A shard *has targets* where a backup or a learner gets its deltas. It *lacks a backup* where it has none and one
-        is expected. It is *unreplicated* where it has none, and none is expected.
-        """
-        if self.view.expects_backups():
-            return []  # promise 1: a shard without a backup is about to get one
-        if self.store.rule.robust:
-            return []  # own deltas are clipped like all others
-        if is_plain(self.codec.codec) and self.view.has_met_others():
-            return []  # own deltas are sparse like all others, and the frame's codec says by which rule they are added
-        found = ((shard, self.store.owned.get(shard)) for shard in shards)
-        return [shard for shard, owned in found if owned is not None and not owned.has_targets]
-
-    def add_unreplicated(self, push: Push, shard: int, part: Vector) -> PushResult | None:
-        """Add an own delta to an `unreplicated` shard; None if it has to wait, or has a backup by now.
+    def add_alone(self, push: Push, shard: int, part: Vector) -> PushResult | None:
+        """Add an own delta while this node is alone; None if it is not any more, or the delta has to wait.
 
         The part may be the trainer's memory: it is not kept.
         """
         identity = DeltaId(push.node, push.incarnation, push.step)
-        if not self.unreplicated([shard]) or (shard, identity) in self.in_flight:
+        if not self.is_alone:
             return None
         if (result := self._check_role(push, identity, shard)) is not None:
-            return None if result.status == "retry" else result
+            return result if result.status in ("ok", "refused") else None
         if not is_delta_in_range(part):
             return self._validator.refuse(shard, "out_of_range" if codecs.all_finite(part) else "not_finite")
-        weight, codec = self._validator.clamp_weight(push.weight), self.codec.codec
-        plain = is_plain(codec)  # of a node that has never met another: nothing is logged
-        if self.synchronous or self.view.has_met_others():
-            # What is added is exact. The other side of a split would get the log's copy, as exact as a push.
-            log_codec: CodecName = codec if plain or CODECS[codec].is_whole else LEAST_LOSSY
-            kept = part.copy() if self.synchronous else part
-            is_logged = self.view.has_met_others()
-            own = BufferedDelta(identity, weight, kept, self.synchronous, codec=log_codec, is_logged=is_logged)
-            self.store.add(shard, own)
-        else:
-            self.store.add_unlogged(shard, identity, weight, part, plain=plain)
+        weight = self._validator.clamp_weight(push.weight)
+        self.store.add_alone(shard, identity, weight, part, plain=is_plain(self.codec.codec))
         self.store.owned[shard].state.note_addition(self._clock.monotonic())
         self.replicator.note_merged(identity)
         return PushResult(shard, "ok")

@@ -71,7 +71,6 @@ class FinalValues:
     directory: OwnerDirectory
     rebalance: RebalanceRequests
     environment: Environment
-    synchronous: bool
 
     def __post_init__(self) -> None:
         self._random = self.environment.entropy.random
@@ -111,8 +110,7 @@ class FinalValues:
                 owned = self.store.owned.get(shard)
                 if owned is None:
                     continue
-                if self.synchronous:
-                    self.store.fold(shard, step)
+                self.store.fold(shard, step)
                 if owned.backup is not None and not self.is_final(shard) and not owned.moving:
                     asked.setdefault(owned.backup.node_id, (owned.backup, {}))[1][shard] = owned
                 elif lacks_backup(self.view, owned):

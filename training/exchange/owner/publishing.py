@@ -104,7 +104,6 @@ class Publisher:
     view: SwarmView
     environment: Environment
     choose: Callable[[], CodecName]
-    synchronous: bool
 
     def __post_init__(self) -> None:
         self._clock = self.environment.clock
@@ -167,7 +166,7 @@ class Publisher:
         wait_s = STEP_PART * min(1.0, former.last_bytes_per_value / CODECS[codec].bytes_per_value) * step_s
         if position == (former.publication, former.version):
             wait_s /= 2
-        is_early = not self.synchronous and now - publication.made_at < wait_s
+        is_early = not self.store.synchronous and now - publication.made_at < wait_s
         if is_early or former.source.version == source.version:
             return None
         return _Due(shard, owned, former, former.publication, source)

@@ -127,7 +127,6 @@ class ReadHandler:
     final_values: FinalValues
     publisher: Publisher
     inspector: ShardInspector
-    synchronous: bool
 
     def __post_init__(self) -> None:
         self._encoded = EncodingCache()
@@ -149,10 +148,9 @@ class ReadHandler:
         await self.inspector.inspect(shards)
         if pull.is_final:
             await self.final_values.prepare(shards, step)
-        elif self.synchronous:
+        else:
             for shard in shards:
-                if shard in self.store.owned:
-                    self.store.fold(shard, step)
+                self.store.fold(shard, step)
         if pull.follows and not pull.is_final:
             positions = [(wanted.shard, Position(wanted.publication, wanted.published)) for wanted in pull.shards]
             await self.publisher.publish(sender.node_id, positions)

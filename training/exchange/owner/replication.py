@@ -69,7 +69,6 @@ class DeltaReplicator:
     validator: DeltaValidator
     counters: Counters
     environment: Environment
-    synchronous: bool
 
     def __post_init__(self) -> None:
         self._clock = self.environment.clock
@@ -168,12 +167,12 @@ class DeltaReplicator:
         if lacks_backup(self.view, owned):
             self.rebalance.wake_for_delta()
             return PushResult.retry(item.shard, "no_backup_yet")
-        self.store.add(item.shard, item.buffered(identity, weight, synchronous=self.synchronous))
+        self.store.add(item.shard, item.buffered(identity, weight))
         self.note_merged(identity)
         owned.state.note_addition(self._clock.monotonic())
         if item.batch is None:
             self.validator.note_added(identity, item)
-        return PushResult(item.shard, "ok", version=0 if self.synchronous else owned.state.version)
+        return PushResult(item.shard, "ok", version=0 if self.store.synchronous else owned.state.version)
 
     async def _forward(
         self, to: Contact, push: Push, weight: float, pairs: list[Pair], lacking: set[int]
@@ -182,7 +181,7 @@ class DeltaReplicator:
 
         To the node that the delta came from only its identity goes, unless it answered that it keeps it no more.
         """
-        # Promise 11: what a repair brings may have been rounded for a log. Of named values no node keeps a batch.
+        # The origin of a repair has had its answer, and keeps it no more. Of named values no node keeps a batch.
         is_repair = any(item.repair for item, _ in pairs)
         is_origin = to.node_id == push.node and not is_repair and not self.store.holds_values
         with_body = {item.shard: item for item, _ in pairs if not is_origin or item.shard in lacking}
@@ -193,7 +192,6 @@ class DeltaReplicator:
             incarnation=push.incarnation,
             step=push.step,
             weight=weight,
-            synchronous=self.synchronous,
             shards=[_head(item, owned, has_it=item.shard not in with_body) for item, owned in pairs],
             momentum=pairs[0][0].momentum,
         )

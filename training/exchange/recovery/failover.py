@@ -66,7 +66,6 @@ class Failover:
     directory: OwnerDirectory
     routes: RouteFinder
     environment: Environment
-    is_synchronous: bool
 
     def __post_init__(self) -> None:
         self._clock = self.environment.clock
@@ -135,8 +134,7 @@ class Failover:
             now = self._clock.monotonic()
             owned = self.store.own(shard, state, term, self.rpc.me, now, by_handover=False)
             owned.rank_as(copied)
-            if self.is_synchronous:
-                self.store.fold(shard, self.run.passed_step)
+            self.store.fold(shard, self.run.passed_step)
             taken_over.append(OwnerInfo.of(shard, term, self.rpc.me))
         if taken_over:
             self._log.warning("shards_taken_over", count=len(taken_over), from_replica=from_replica)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p2pnode.overlay.peers import Contact
-from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import Vector
+from p2pnode.training.encoding.codecs import Encoded, Vector
 from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.exchange.terms import Term
 from p2pnode.training.shards.applied import DeltaId
@@ -74,43 +73,36 @@ class BufferedDelta:
     """A delta to be added, possibly before the state that it belongs to has arrived.
 
     `payload` is the delta as it arrived, in `codec`, which decides the rule it is added by. The repair log keeps it, so
-    it must not be written to again. Without a payload the log encodes the delta itself, in `codec`.
+    it must not be written to again.
     """
 
     identity: DeltaId
     weight: float
     delta: Vector
-    synchronous: bool
-    payload: bytes | bytearray | memoryview | None = None
+    payload: Encoded
     codec: CodecName = "float32"
     momentum: bool = True
     #: The delta's length before clipping: the median must follow when all deltas grow.
     norm: float = 0.0
-    #: Whether the other side of a split may lack it: not while this node has never met another.
-    is_logged: bool = True
     #: In place of a delta: what came of updates of named values; `payload` is its encoding.
     batch: ValueBatch | None = None
 
     @property
     def size_bytes(self) -> int:
         """Memory, while it is kept for a state to come."""
-        return self.delta.nbytes if self.batch is None or self.payload is None else len(self.payload)
+        return self.delta.nbytes if self.batch is None else len(self.payload)
 
-    def add_to(self, state: ShardState, rule: Rule) -> None:
-        """Add the delta to a state that lacks it, or to its pending deltas."""
+    def add_to(self, state: ShardState, rule: Rule, *, synchronous: bool) -> None:
+        """Add the delta to a state that lacks it or, under bsp, to its pending deltas."""
         if self.batch is not None:
             state.apply_batch(self.identity, self.batch)
             return
         state.norms.note(*self.identity, self.norm)
         plain = is_plain(self.codec)
-        if self.synchronous:
+        if synchronous:
             state.add_pending(self.identity, self.weight, self.delta, momentum=self.momentum, plain=plain)
         else:
             state.apply(self.identity, self.weight, self.delta, rule, momentum=self.momentum, plain=plain)
-
-    def encoded(self) -> bytes | bytearray | memoryview:
-        """The delta in `codec`."""
-        return codecs.encode(self.delta, self.codec) if self.payload is None else self.payload
 
 
 @dataclass(slots=True)

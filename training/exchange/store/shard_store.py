@@ -37,7 +37,8 @@ MAX_BUFFERED_BYTES = 256 * 1024 * 1024
 
 
 class ShardStore:
-    """All shards of one node. `bounds[i]` is the slice of the vector that shard *i* covers."""
+    """All shards of one node. `bounds[i]` is the slice of the vector that shard *i* covers. `synchronous`: the barrier
+    family is bsp, and a delta is pending until the barrier of its step has passed."""
 
     def __init__(
         self,
@@ -46,10 +47,13 @@ class ShardStore:
         parameter_total: int,
         rule: Rule,
         log: RepairLog | None = None,
+        *,
+        synchronous: bool = False,
     ) -> None:
         self.node_id = node_id
         self.bounds = bounds
         self.rule = rule
+        self.synchronous = synchronous
         self.holds_values = bounds[-1][1] == 0  # without a model: tables, and batches in place of deltas
         self._parameter_total = parameter_total
         self.owned: dict[int, Owned] = {}
@@ -371,19 +375,22 @@ class ShardStore:
         if state is None:
             state = self.owned[shard].state
         if not state.knows(item.identity):
-            item.add_to(state, self.rule)
-            if self.log.seconds and item.is_logged:
-                self.log.add(shard, item.identity, item.weight, item.encoded(), item.codec)
+            item.add_to(state, self.rule, synchronous=self.synchronous)
+            if self.log.seconds:
+                self.log.add(shard, item.identity, item.weight, item.payload, item.codec)
 
-    def add_unlogged(self, shard: int, identity: DeltaId, weight: float, delta: Vector, *, plain: bool = False) -> None:
-        """Add a delta that no other node will request: not buffered, logged or measured, and `delta` is not kept."""
+    def add_alone(self, shard: int, identity: DeltaId, weight: float, delta: Vector, *, plain: bool) -> None:
+        """Add a delta of this node that no other will request: not logged or measured, and `delta` is not kept."""
         state = self.owned[shard].state
-        if not state.knows(identity):
+        if self.synchronous:
+            state.add_pending(identity, weight, delta.copy(), plain=plain)
+        else:
             state.apply(identity, weight, delta, self.rule, plain=plain)
 
     def fold(self, shard: int, step: int) -> None:
-        """The barrier of a step has passed: make its deltas visible."""
-        self.owned[shard].state.fold(step, self.rule)
+        """The barrier of a step has passed: make its deltas visible, if this node owns the shard."""
+        if self.synchronous and (owned := self.owned.get(shard)) is not None:
+            owned.state.fold(step, self.rule)
 
     # -- copies -------------------------------------------------------------------------------------------------
 

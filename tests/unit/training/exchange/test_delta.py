@@ -54,13 +54,13 @@ def test_the_store_gets_the_weight_of_the_push_times_the_clipping() -> None:
     """What is added without momentum counts for no median, either."""
     item = IncomingDelta.received(2, DELTA.tobytes(), "float32", 4)
     item.scale = 0.25
-    found = item.buffered(PUSH, 8.0, synchronous=True)
-    assert (found.identity, found.weight, found.synchronous, found.momentum, found.norm) == (PUSH, 2.0, True, True, 5.0)
+    found = item.buffered(PUSH, 8.0)
+    assert (found.identity, found.weight, found.momentum, found.norm) == (PUSH, 2.0, True, 5.0)
 
     item.momentum = False
-    found = item.buffered(PUSH, 8.0, synchronous=False)
+    found = item.buffered(PUSH, 8.0)
     assert (found.weight, found.momentum, found.norm) == (2.0, False, 0.0)
-    assert IncomingDelta(0, DELTA, b"", "float32").buffered(PUSH, 1.0, synchronous=False).norm == 0.0
+    assert IncomingDelta(0, DELTA, b"", "float32").buffered(PUSH, 1.0).norm == 0.0
 
 
 def test_a_batch_has_a_number_of_its_own_and_a_delta_that_of_its_push() -> None:
@@ -71,7 +71,7 @@ def test_a_batch_has_a_number_of_its_own_and_a_delta_that_of_its_push() -> None:
     assert IncomingDelta.of_batch(1, b"", BATCH).identity(PUSH) == PUSH
     assert batch.work == 2 * VALUES_PER_UPDATE
     assert IncomingDelta(0, DELTA, b"", "float32").work == light(4)
-    assert batch.buffered(PUSH, 1.0, synchronous=False).batch is BATCH
+    assert batch.buffered(PUSH, 1.0).batch is BATCH
 
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])

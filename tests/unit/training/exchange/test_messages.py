@@ -148,7 +148,7 @@ def test_the_longest_messages_fit_a_head() -> None:
         PushAnswer([PushResult(index, "redirect", owner_info=owner)] * MAX_SHARDS),
         Pull(number, "bfloat16", [wanted] * MAX_SHARDS, fences),
         PullAnswer([pulled] * MAX_SHARDS),
-        Forward(node, number, number, 0.5, True, [forwarded] * MAX_SHARDS),
+        Forward(node, number, number, 0.5, [forwarded] * MAX_SHARDS),
         LocateOwners(shards, [owner] * MAX_SHARDS, fences),
         HandOver([owner] * MAX_SHARDS, [number] * MAX_SHARDS, [head] * MAX_SHARDS),
         TransferResult(shards, [owner] * MAX_SHARDS, [b"c" * 8] * MAX_SHARDS),

@@ -388,7 +388,7 @@ def test_a_state_from_disk_is_preferred_unless_the_replica_is_newer() -> None:
     """It has identities; its era is the next one, so that a copy with the whole history replaces it."""
     store, replica = store_of("a"), pulled()
     stored = zeros(store)
-    delta(1).add_to(stored, SUM)
+    delta(1).add_to(stored, SUM, synchronous=False)
     store.offer_stored({0: StoredState(term(4, "b"), stored, clean=True)})
 
     replica.set_version(0, term(4, "b"), 1)

@@ -11,7 +11,6 @@ import pytest
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Contact
 from p2pnode.training.encoding import codecs
-from p2pnode.training.encoding.codecs import CodecName
 from p2pnode.training.exchange.store.records import BufferedDelta, StoredState
 from p2pnode.training.exchange.store.repair_log import RepairLog
 from p2pnode.training.exchange.store.replica import copy_status, has_known_owner, has_state, rank_copy
@@ -310,8 +309,8 @@ def test_a_hand_over_turns_owner_into_backup_with_the_same_state() -> None:
     mine, theirs = old.owned[0].state, new.backed[0].state
     assert theirs is not None
     assert mine.known_count == theirs.known_count
-    for synchronous in (False, True):
-        item = delta(1 + synchronous, synchronous=synchronous)
+    for step in (1, 2):
+        item = delta(step)
         new.accept_forward(0, term(1, "a"), item, 0, IDS["a"])
         assert mine.known_count < theirs.known_count
         old.add(0, item)
@@ -422,35 +421,30 @@ def test_the_size_counts_both_roles() -> None:
 
 def test_synchronous_forwards_are_pending_until_their_owner_folds() -> None:
     """The next forward names the step that the owner has folded. A retry is known before and after."""
-    store = backup_of("b", "a")
+    store = backup_of("b", "a", synchronous=True)
     for step in (1, 2, 1):
-        store.accept_forward(0, term(1, "a"), delta(step, 10.0**step, synchronous=True), 0, IDS["a"])
+        store.accept_forward(0, term(1, "a"), delta(step, 10.0**step), 0, IDS["a"])
     made = store.backed[0].state
     assert made is not None
     assert value_of(made) == 0.0
     for _ in range(2):
-        store.accept_forward(0, term(1, "a"), delta(3, synchronous=True), 1, IDS["a"])
-        store.accept_forward(0, term(1, "a"), delta(1, 10.0, synchronous=True), 1, IDS["a"])
+        store.accept_forward(0, term(1, "a"), delta(3), 1, IDS["a"])
+        store.accept_forward(0, term(1, "a"), delta(1, 10.0), 1, IDS["a"])
 
     assert (value_of(made), made.folded_step, list(made.pending), made.version) == (10.0, 1, [2, 3], 1)
 
 
-def test_a_delta_of_this_node_is_added_exactly_and_logged_in_its_codec() -> None:
-    """The log has two or four bytes of each value. Of a node that has never met another nothing is logged."""
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_a_delta_of_a_node_that_is_alone_is_added_as_it_is(synchronous: bool) -> None:
+    """Nothing is logged, and nothing of the trainer's memory is kept."""
+    store = ShardStore(IDS["a"], BOUNDS, PARAMETERS, SUM, RepairLog(1 << 20, 60.0), synchronous=synchronous)
+    store.own(0, zeros(store), term(1, "a"), contact("a"), 0.0, by_handover=False)
     own = np.array([1.0 + 2.0**-20, -3.0, 0.5, 2.0**-20], dtype=np.float32)
-    codec: CodecName
-    for codec, rounded in (("float32", own), ("bfloat16", [1.0, -3.0, 0.5, 2.0**-20])):
-        store = logged("a")
-        store.add(0, BufferedDelta(DeltaId(IDS["a"], 1, 1), 1.0, own.copy(), False, codec=codec))
-        (entry,) = store.log.entries(0)
-        assert (store.owned[0].state.value == own).all()
-        assert (codecs.decoded(entry.payload, entry.codec, 4) == rounded).all()
-    arrived = BufferedDelta(DeltaId(IDS["x"], 1, 1), 1.0, own, False, payload=b"arrived")
-    assert arrived.encoded() == b"arrived"
+    added = own.copy()
+    store.add_alone(0, DeltaId(IDS["a"], 1, 1), 1.0, added, plain=False)
+    added[:] = 0.0
+    store.fold(0, 1)
 
-    store = logged("a")
-    for _ in range(2):
-        store.add_unlogged(0, DeltaId(IDS["a"], 1, 1), 1.0, own)
     assert (store.owned[0].state.value == own).all()
     assert (store.owned[0].state.version, store.log.entries(0)) == (1, [])
 
@@ -464,7 +458,8 @@ def test_a_sparse_delta_is_plain_wherever_it_is_added(synchronous: bool, momentu
     sparse = np.float32([2.0, 0.0])
     payload = codecs.encode(sparse, "sparse")
     identity = DeltaId(IDS["x"], 1, 1)
-    BufferedDelta(identity, 0.5, sparse, synchronous, payload, "sparse", momentum=momentum).add_to(made, rule)
+    item = BufferedDelta(identity, 0.5, sparse, payload, "sparse", momentum=momentum)
+    item.add_to(made, rule, synchronous=synchronous)
     made.fold(1, rule)
 
     assert made.value.tolist() == [1.0, 0.0]

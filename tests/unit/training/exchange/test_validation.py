@@ -102,10 +102,10 @@ async def test_a_weight_is_clamped_around_the_plain_share() -> None:
 @run_by(run)
 async def test_a_node_may_have_a_limited_number_of_pending_deltas() -> None:
     """Beyond it the delta is to be sent again; those of other nodes do not count."""
-    store = owner_of("a")
-    validator, _ = validator_of(store, synchronous=True)
+    store = owner_of("a", synchronous=True)
+    validator, _ = validator_of(store)
     for step in range(1, MAX_PENDING_PER_NODE + 1):
-        store.add(0, delta(step, synchronous=True))
+        store.add(0, delta(step))
 
     assert validator.validate(PUSH, IDENTITY, item_of(1.0)) == PushResult.retry(0, "too_many_pending")
     assert validator.validate(PUSH, DeltaId(IDS["b"], 1, 1), item_of(1.0)) is None
@@ -182,7 +182,7 @@ def pushed(validator: DeltaValidator, store: ShardStore, node: str, step: int, *
     result = validator.validate(PUSH, identity, item)
     if result is not None:
         return f"{result.status} {result.reason}"
-    store.add(0, BufferedDelta(identity, 1.0, item.delta, False, norm=item.norm or 0.0))
+    store.add(0, BufferedDelta(identity, 1.0, item.delta, item.encoded, norm=item.norm or 0.0))
     validator.note_added(identity, item)
     return "ok"
 
