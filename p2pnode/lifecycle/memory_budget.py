@@ -15,7 +15,7 @@ from p2pnode.errors import ExitCode, UserError
 from p2pnode.overlay.environment import Log
 from p2pnode.training.encoding.pull_codecs import subscribes
 from p2pnode.training.encoding.table import CHANGES, CODECS, LEAST_LOSSY, CodecName
-from p2pnode.training.exchange.owner.published import KEPT_PART
+from p2pnode.training.exchange.published import KEPT_PART
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shard_count import shard_count
 from p2pnode.training.shards.outer_rule import is_plain

@@ -56,7 +56,6 @@ from p2pnode.status.sections import (
 )
 from p2pnode.training import kernels
 from p2pnode.training.exchange.exchange import Exchange
-from p2pnode.training.exchange.store.repair_log import to_mend
 from p2pnode.training.progress import StepRow
 
 PERIOD_S = 0.1
@@ -317,7 +316,7 @@ class StatusReport:
             repair_reach_seconds=store.log.reach_s,
             repair_log_bytes=store.log.size_bytes,
             published_bytes=sizes.published,
-            shards_to_mend=len(to_mend(store.superseded)),
+            shards_to_mend=sum(copy.is_usable for copy in store.superseded.values()),
         )
 
     def _sizes(self, exchange: Exchange) -> _Sizes:

@@ -16,11 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2pnode.training.exchange import ownership_messages as moves
-from p2pnode.training.exchange.fence_file import FENCES_FILE, _Rows
 from p2pnode.training.exchange.messages import decode, encode
 from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.shard_states import describe
-from p2pnode.training.exchange.terms import MAX_BELIEVED, TERM_LIMIT
+from p2pnode.training.exchange.terms import FENCES_FILE, MAX_BELIEVED, TERM_LIMIT, _Rows
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.applied import Applied, DeltaId
 from p2pnode.training.shards.outer_rule import Rule

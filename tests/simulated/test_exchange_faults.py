@@ -9,10 +9,8 @@ import pytest
 
 from p2pnode.overlay.peers import Contact
 from p2pnode.training.exchange.delta import IncomingDelta
-from p2pnode.training.exchange.fence_file import FENCES_FILE
 from p2pnode.training.exchange.messages import Push
-from p2pnode.training.exchange.store.records import KnownOwner
-from p2pnode.training.exchange.terms import Term
+from p2pnode.training.exchange.terms import FENCES_FILE, KnownOwner, Term
 from p2pnode.training.shards.applied import DeltaId
 from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.exchange_story import (

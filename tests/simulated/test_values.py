@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from p2pnode.training.exchange.store import shard_states
-from p2pnode.training.exchange.store.records import KnownOwner
+from p2pnode.training.exchange.terms import KnownOwner
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.value_updates import FULL
 from p2pnode.training.values.client import TIMEOUT_S, shard_of

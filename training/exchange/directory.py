@@ -25,11 +25,10 @@ from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from p2pnode.training.exchange.ownership_messages import ShardList, TransferResult
 from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.run_state import RebalanceRequests
-from p2pnode.training.exchange.store.records import KnownOwner
 from p2pnode.training.exchange.store.replica import has_state
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
-from p2pnode.training.exchange.terms import OwnerInfo
+from p2pnode.training.exchange.terms import KnownOwner, OwnerInfo
 from p2pnode.training.swarm import Swarm
 
 #: For requests without bodies, which a living node answers at once.

@@ -21,7 +21,6 @@ from p2pnode.training.exchange.client.pull import PullClient, PullReport
 from p2pnode.training.exchange.client.push import PushClient, PushReport
 from p2pnode.training.exchange.delta import SentDeltas
 from p2pnode.training.exchange.directory import OwnerDirectory, RouteFinder
-from p2pnode.training.exchange.fence_file import FenceFile
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.owner.final_values import FinalValues
 from p2pnode.training.exchange.owner.publishing import Publisher
@@ -35,12 +34,11 @@ from p2pnode.training.exchange.recovery.reconciliation import SplitReconciler
 from p2pnode.training.exchange.recovery.resending import Resending
 from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.run_state import Counters, Phase, RebalanceRequests, RunState
-from p2pnode.training.exchange.store.records import StoredState
-from p2pnode.training.exchange.store.repair_log import RepairLog
+from p2pnode.training.exchange.store.records import RepairLog, StoredState
 from p2pnode.training.exchange.store.replica import Replica, ReplicaReading, has_known_owner
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
-from p2pnode.training.exchange.terms import ZERO_TERM, Term
+from p2pnode.training.exchange.terms import ZERO_TERM, FenceFile, Term
 from p2pnode.training.manifest import Manifest
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.delta_range import is_delta_in_range

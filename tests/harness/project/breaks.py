@@ -106,7 +106,7 @@ BREAKS: dict[int, Break] = {
         f"{SIMULATED}/test_swarm_training.py::test_a_leave_is_known_at_once_and_moves_everything",
     ),
     5: Break(
-        "p2pnode.training.exchange.store.repair_log:compare",
+        "p2pnode.training.exchange.store.records:compare",
         "after a split the log is not looked at",
         lambda right: lambda copy, winner, _log: right(copy, winner, ()),
         f"{SIMULATED}/test_exchange_faults.py::test_both_sides_of_a_split_end_in_one_model[False]",

@@ -4,14 +4,16 @@ The shards that were updated longest ago come first, so that on a link too slow 
 turn. A pull continues where the previous one was cut off. It waits as long as something moves. Shards that are still
 missing when all of them have been silent for its limit are reported: the step continues with their older copy.
 
-A joiner waits for the whole vector. What the owners do not serve comes from other members
-(`training.exchange.client.joiner_relief`).
+A joiner waits for the whole vector. Other members are asked when the owners that are left do not deliver: half of the
+owners are done, and the others take as long again; or no owner has sent anything for a while. A shard without an owner
+is waited for: its swarm is being started again, and nobody knows yet which copy it will go on with. A copy may lack the
+latest deltas; the joiner pulls the shard again from its owner after the first step.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +25,13 @@ from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.codec_choice import CodecChoice
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
 from p2pnode.training.encoding.pull_codecs import is_whole, subscribes, whole_codec
-from p2pnode.training.exchange.client.joiner_relief import JoinerRelief
 from p2pnode.training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
-from p2pnode.training.exchange.client.subscriber import Subscriber
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
 from p2pnode.training.exchange.owner.final_values import FinalValues
 from p2pnode.training.exchange.owner.publishing import Publisher
 from p2pnode.training.exchange.owner.validation import ShardInspector
+from p2pnode.training.exchange.published import Subscriber
 from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.run_state import Counters, RunState
 from p2pnode.training.exchange.store.replica import NO_POSITION, Replica
@@ -44,6 +45,11 @@ from p2pnode.training.swarm import Swarm
 
 #: Of float32.
 VALUE_BYTES = 4
+#: The owners have so long at least before others are asked for what a joiner lacks.
+MIN_RELIEF_DELAY_S = 2.0
+LOOK_INTERVAL_S = 0.05
+#: Members asked for one shard before all is looked at again.
+DONORS_ASKED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,25 +163,12 @@ class PullClient:
     async def _fetch_for_joiner(self, job: Job) -> None:
         """Fetch everything from the owners, and what they do not serve from others too; the first answer counts."""
 
-        async def copies(donor: Contact, shards: list[int]) -> None:
-            await self._fetch(donor, shards, job, takes_copies=True)
-
         shards = list(job.waiting)
         owners, _ = self.directory.by_owner(shards)
         # Promise 2: a joiner gets the model from whoever has it.
-        relief = JoinerRelief(
-            swarm=self.swarm,
-            store=self.store,
-            view=self.view,
-            directory=self.directory,
-            environment=self.environment,
-            waiting=job.waiting,
-            is_receiving=lambda: job.receiving > 0,
-            fetch=copies,
-        )
         works = [
             asyncio.ensure_future(self._fetch_parts(shards, job)),
-            asyncio.ensure_future(relief.run([theirs for _, theirs in owners])),
+            asyncio.ensure_future(self._relieve(job, [theirs for _, theirs in owners])),
         ]
         try:
             done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
@@ -185,6 +178,50 @@ class PullClient:
             for work in works:
                 work.cancel()
             await asyncio.gather(*works, return_exceptions=True)
+
+    async def _relieve(self, job: Job, owners: Sequence[Sequence[int]]) -> None:
+        """Fetch what the owners do not serve until every shard has arrived. `owners`: the shards of each."""
+        now_s = self._clock.monotonic
+        began_s = idle_s = now_s()
+        half_s: float | None = None
+        while job.waiting:
+            if job.receiving:
+                idle_s = now_s()
+            done = sum(not any(shard in job.waiting for shard in shards) for shards in owners)
+            if half_s is None and 2 * done >= len(owners) > 0:
+                half_s = now_s()
+            is_late = half_s is not None and now_s() - half_s >= max(MIN_RELIEF_DELAY_S, half_s - began_s)
+            if is_late or now_s() - idle_s >= MIN_RELIEF_DELAY_S:
+                await self._ask_others(job)
+                idle_s = now_s()
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    async def _ask_others(self, job: Job) -> None:
+        """Ask members for what is missing: first the candidates of a shard, because its backup is one of them and has
+        every delta, then those that train. In reverse order, because the owners send the shards in order."""
+        known, now_s = self.store.ownership.known_owners, self._clock.monotonic()
+        owners = {shard: known[shard].owner.node_id for shard in reversed(list(job.waiting)) if shard in known}
+        candidates = await self.directory.candidates_of_all(list(owners))
+        workers = [peer.contact for peer in self.swarm.members() if peer.is_worker(now_s)]
+        self.environment.entropy.random.shuffle(workers)
+        donors = {
+            shard: self._fit([*found, *workers], owner)
+            for (shard, owner), found in zip(owners.items(), candidates, strict=True)
+        }
+        for place in range(DONORS_ASKED):
+            asked: dict[bytes, tuple[Contact, list[int]]] = {}
+            for shard in owners:
+                if shard in job.waiting and place < len(donors[shard]):
+                    donor = donors[shard][place]
+                    asked.setdefault(donor.node_id, (donor, []))[1].append(shard)
+            for donor, shards in asked.values():
+                slow = list(dict.fromkeys(owners[shard].hex()[:8] for shard in shards))
+                self._log.info("donor_changed", slow=slow, donor=donor.node_id.hex()[:8], shards=len(shards))
+                await self._fetch(donor, [shard for shard in shards if shard in job.waiting], job, takes_copies=True)
+
+    def _fit(self, donors: Sequence[Contact], owner: bytes) -> list[Contact]:
+        found = {donor.node_id: donor for donor in donors if donor.node_id not in (self.swarm.node_id, owner)}
+        return [one for node, one in found.items() if not (self.swarm.is_suspect(node) or self.view.is_gone(node))]
 
     async def _fetch_parts(self, shards: list[int], job: Job) -> None:
         """Fetch from all owners at once, in the order of the shards."""

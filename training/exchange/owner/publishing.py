@@ -1,4 +1,4 @@
-"""Publishes the values of the shards of one owner, and their changes (`training.exchange.owner.published`).
+"""Publishes the values of the shards of one owner, and their changes (`training.exchange.published`).
 
 A publication begins when a shard is founded, or a follower first asks for it. It is dropped when nobody has asked for
 long: the published value costs as much memory as the value.
@@ -32,7 +32,8 @@ from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import FrameReader, Part, encoded_frames, framed_bytes, read_encoded
 from p2pnode.training.encoding.pull_codecs import is_whole
 from p2pnode.training.encoding.table import CODECS, CodecName
-from p2pnode.training.exchange.owner.published import (
+from p2pnode.training.exchange.ownership_messages import HandOver, PublishedHead
+from p2pnode.training.exchange.published import (
     PUBLICATION_ID_BYTES,
     ApproximatedState,
     Change,
@@ -42,7 +43,6 @@ from p2pnode.training.exchange.owner.published import (
     continued,
     next_version,
 )
-from p2pnode.training.exchange.ownership_messages import HandOver, PublishedHead
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.exchange.store.replica import Position, Replica
 from p2pnode.training.exchange.store.shard_store import ShardStore

@@ -26,7 +26,6 @@ from p2pnode.training.exchange.messages import (
     encode,
 )
 from p2pnode.training.exchange.owner.final_values import FinalValues
-from p2pnode.training.exchange.owner.published import Published
 from p2pnode.training.exchange.owner.publishing import Publisher, Sending, changes_of
 from p2pnode.training.exchange.owner.validation import ShardInspector
 from p2pnode.training.exchange.ownership_messages import (
@@ -35,6 +34,7 @@ from p2pnode.training.exchange.ownership_messages import (
     ShardList,
     StateHead,
 )
+from p2pnode.training.exchange.published import Published
 from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
 from p2pnode.training.exchange.store import shard_states

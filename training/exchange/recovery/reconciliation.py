@@ -8,7 +8,7 @@ are looked for in the logs of others; those that no node has are reported as los
 One exception: the winner started from a replica while the loser has the whole history. It is unknown which deltas the
 replica had. So the loser takes the shard back, and the deltas of the other side are added to its copy. Where it cannot,
 its copy waits for a later owner that can tell what it has. A copy from before a restart of the swarm, in memory or on
-disk, takes its shard back only if it has more deltas than the owner. `training.exchange.store.repair_log` decides.
+disk, takes its shard back only if it has more deltas than the owner. `training.exchange.store.records` decides.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from p2pnode.training.exchange.ownership_messages import (
 )
 from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
-from p2pnode.training.exchange.store.repair_log import LogEntry, SupersededCopy, compare, identities_of
+from p2pnode.training.exchange.store.records import LogEntry, SupersededCopy, compare, identities_of
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import MAX_BELIEVED, OwnerInfo, Term

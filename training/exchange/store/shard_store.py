@@ -23,10 +23,8 @@ import numpy as np
 from p2pnode.overlay.peers import Contact
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.exchange.messages import ForwardStatus
-from p2pnode.training.exchange.store.ownership import Ownership
-from p2pnode.training.exchange.store.records import Backed, BufferedDelta, Owned, StoredState
-from p2pnode.training.exchange.store.repair_log import RepairLog, SupersededCopy
-from p2pnode.training.exchange.terms import GENERATION, ZERO_TERM, OwnerInfo, Term, generation_of
+from p2pnode.training.exchange.store.records import Backed, BufferedDelta, Owned, RepairLog, StoredState, SupersededCopy
+from p2pnode.training.exchange.terms import GENERATION, ZERO_TERM, OwnerInfo, Ownership, Term, generation_of
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.outer_rule import Rule
 from p2pnode.training.shards.state import ShardState

@@ -23,7 +23,7 @@ from p2pnode.training.exchange.delta import (
     read_item,
 )
 from p2pnode.training.exchange.messages import Push
-from p2pnode.training.exchange.store.repair_log import RepairLog, SupersededCopy, compare
+from p2pnode.training.exchange.store.records import RepairLog, SupersededCopy, compare
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.shards.applied import Applied, DeltaId
 from p2pnode.training.shards.value_batch import ValueBatch, encode_batch

@@ -11,17 +11,15 @@ import pytest
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.table import CHOICES, CodecName
-from p2pnode.training.exchange.owner.published import (
+from p2pnode.training.exchange.published import (
     KEPT_PART,
     MAX_CHANGES,
     ApproximatedState,
     Published,
-    apply,
-    apply_all,
+    after,
     begin,
     digest_of,
     next_version,
-    whole,
 )
 from tests.harness.builders.stores import term
 
@@ -39,7 +37,7 @@ def values(seed: int, size: int = SIZE, scale: float = 1.0) -> Vector:
 
 def entered(published: Published) -> tuple[Vector, bytes]:
     """What a follower holds that was sent the whole, in the codec that the owner names for it, and its digest."""
-    return whole(published.whole_codec, encoded(published), published.value.size)
+    return after(None, [(published.whole_codec, encoded(published))], published.value.size)
 
 
 def encoded(published: Published) -> bytes:
@@ -68,7 +66,7 @@ def test_all_who_follow_hold_the_same_bits(seed: int) -> None:
                     value, digest = entered(published)
                 else:
                     assert [one.version for one in changes] == list(range(position + 1, published.version + 1))
-                    value, digest = apply_all(value, [(one.codec, one.payload) for one in changes])
+                    value, digest = after(value, [(one.codec, one.payload) for one in changes], value.size)
                 sent["whole" if changes is None else "changes"] += 1
                 held[follower] = published.version, value
                 assert digest == published.digest
@@ -169,7 +167,7 @@ def test_a_change_that_is_no_smaller_than_the_whole_is_not_kept() -> None:
 
 def test_the_number_of_changes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However small they are, so that a follower has a bounded amount of work."""
-    monkeypatch.setattr("p2pnode.training.exchange.owner.published.MAX_CHANGES", 2)
+    monkeypatch.setattr("p2pnode.training.exchange.published.MAX_CHANGES", 2)
     published = begin(b"c" * 8, values(9), source(0))
     for version in range(1, 9):
         published = next_version(published, values(9), source(version), "int4")
@@ -202,4 +200,4 @@ def test_what_differs_in_any_bit_or_place_has_another_digest(size: int) -> None:
 def test_a_payload_of_another_size_is_refused() -> None:
     """Nothing is applied."""
     with pytest.raises(ValueError, match="are not"):
-        apply(values(11), "int8", b"\0" * 10)
+        after(values(11), [("int8", b"\0" * 10)], SIZE)

@@ -11,8 +11,7 @@ import pytest
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Contact
 from p2pnode.training.encoding import codecs
-from p2pnode.training.exchange.store.records import BufferedDelta, StoredState
-from p2pnode.training.exchange.store.repair_log import RepairLog
+from p2pnode.training.exchange.store.records import BufferedDelta, RepairLog, StoredState
 from p2pnode.training.exchange.store.replica import copy_status, has_known_owner, has_state, rank_copy
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.terms import ZERO_TERM, OwnerInfo

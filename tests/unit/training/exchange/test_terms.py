@@ -10,10 +10,18 @@ import pytest
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact
-from p2pnode.training.exchange.fence_file import FENCES_FILE, FenceFile
 from p2pnode.training.exchange.run_state import RebalanceRequests
-from p2pnode.training.exchange.store.ownership import Ownership
-from p2pnode.training.exchange.terms import GENERATION, MAX_GENERATIONS_AHEAD, TERM_LIMIT, ZERO_TERM, Fence, Term
+from p2pnode.training.exchange.terms import (
+    FENCES_FILE,
+    GENERATION,
+    MAX_GENERATIONS_AHEAD,
+    TERM_LIMIT,
+    ZERO_TERM,
+    Fence,
+    FenceFile,
+    Ownership,
+    Term,
+)
 from tests.harness.builders.stores import IDS, contact, owner_of, store_of, term
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock
 from tests.harness.environment.virtual_loop import run
