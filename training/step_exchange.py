@@ -142,13 +142,11 @@ class StepExchange:
         if self._settings.enabled:
             pulled = await self._exchange.pull(step)
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
-            # The trainer keeps its base in the shards whose pulled values lack the delta still: those missing,
-            # unchanged, or in the outbox. No owner adds a refused or returned delta: an unchanged value is taken then.
+            # No owner adds a refused or returned delta: an unchanged value is taken then.
             unchanged = set(pulled.unchanged) - pushed.refused_shards - set(pushed.returned)
-            held = {*pulled.missing, *unchanged, *self._exchange.outbox.shards}
+            held = self._held(pulled.missing, unchanged)
         # An owner may publish a value from before it added the delta. Then the trainer adds the delta to that value.
-        known = self._exchange.replica.version_of
-        lacking = {shard for shard, version in pushed.versions.items() if known(shard)[1] < version} - held
+        lacking = self._older_than(pushed.versions) - held
         is_caught_up = fell_behind(step, base_step, self.base_step, self._exchange.stale_limit, awaited_from)
         if is_caught_up:
             # It was suspended or disconnected. It has the present values now, so it continues at the step of the
@@ -167,6 +165,17 @@ class StepExchange:
             "merged": {node.hex(): theirs for node, theirs in merged.items()},
         }
         return moved_to
+
+    def _held(self, missing: Iterable[int], unchanged: Iterable[int]) -> set[int]:
+        """The shards in which the trainer keeps its base, because the pulled value lacks a delta that the base has, or
+        may lack it: those missing, unchanged, in the outbox, or acknowledged too late to say."""
+        outbox = self._exchange.outbox
+        return {*missing, *unchanged, *outbox.shards, *self._older_than(outbox.take_late())}
+
+    def _older_than(self, versions: dict[int, int]) -> set[int]:
+        """The shards whose pulled value is of an earlier version."""
+        version_of = self._exchange.replica.version_of
+        return {shard for shard, version in versions.items() if version_of(shard)[1] < version}
 
     def _ranges(self, shards: Iterable[int]) -> Ranges:
         """The values of these shards, neighbours together."""
@@ -188,8 +197,7 @@ class StepExchange:
         self._advance(step)
         if self._settings.enabled:
             pulled = await self._exchange.pull(step)
-            held = self._ranges({*pulled.missing, *pulled.unchanged, *self._exchange.outbox.shards})
-            await self._trainer.arrived(step, held)
+            await self._trainer.arrived(step, self._ranges(self._held(pulled.missing, pulled.unchanged)))
         self.base_step = step
 
     async def _step_of_others(self) -> tuple[int, int | None]:

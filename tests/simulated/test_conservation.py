@@ -90,7 +90,7 @@ def test_turns_of_the_loop_between_shards_lose_nothing(
     Decoding, adding, copying, inspecting and sending states all yield to the loop."""
     monkeypatch.setattr("p2pnode.training.cooperative.VALUES_PER_TURN", 1)
     for name in (
-        "client.subscriber.VALUES_PER_COPY",
+        "published.VALUES_PER_COPY",
         "owner.validation.VALUES_AT_ONCE",
         "recovery.rebalancing.RANKED_AT_ONCE",
     ):

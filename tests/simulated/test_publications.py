@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,10 +18,14 @@ from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.messages import Pull, PullAnswer, decode, encode
 from p2pnode.training.exchange.store.records import StoredState
 from p2pnode.training.exchange.store.replica import NO_POSITION
+from p2pnode.training.progress import Progress
 from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.step_exchange import StepExchange, TrainedStep
+from p2pnode.training.trainer_link.interface import Ranges, StepReport
 from tests.harness.environment.virtual_loop import VirtualLoop, run
 from tests.harness.runner.long_run import more
 from tests.harness.runner.stories import Fixture, played_by, run_by
+from tests.harness.swarms.exchange_story import striking
 from tests.harness.swarms.exchange_swarm import Member, World
 
 SHARDS, SIZE = 4, 300
@@ -423,3 +430,95 @@ async def test_a_publication_that_nobody_asks_for_is_dropped(world: World) -> No
 
     assert all(publication_of(world, shard) != publications[shard] for shard in range(SHARDS))
     assert check_followers(world) == 4 * SHARDS
+
+
+class Base:
+    """The base of a trainer, which a `StepExchange` tells what to take."""
+
+    def __init__(self, world: World, member: Member) -> None:
+        self.exchange = exchange_of(member)
+        self.delta = np.zeros(SHARDS * SIZE, np.float32)
+        self.values = self.exchange.replica.vector.copy()
+        overlay: Any = member.overlay
+        overlay.announce = lambda **_: None
+        stub: Any = SimpleNamespace(
+            exclude=lambda _: None, ask=self._ask, barrier=SimpleNamespace(enough=lambda _: None)
+        )
+        trainer: Any = self
+        self._steps = StepExchange(
+            swarm=overlay,
+            exchange=self.exchange,
+            trainer=trainer,
+            waiter=stub,
+            settings=world.settings,
+            environment=self.exchange.environment,
+            progress=Progress(),
+        )
+
+    async def _ask(self) -> float:
+        return 0.0
+
+    def sent(self) -> None:
+        self.values += self.delta
+
+    async def arrived(self, _step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
+        assert not returned
+        now = self.exchange.replica.vector.copy()
+        for first, end in lacking:
+            now[first:end] += self.delta[first:end]
+        for first, end in held:
+            now[first:end] = self.values[first:end]
+        self.values = now
+
+    async def step(self, number: int, shard: int, amount: float) -> float:
+        """Train a delta that is zero in all other shards; returns the mean that the base has of the shard then."""
+        part = slice(shard * SIZE, (shard + 1) * SIZE)
+        self.delta[:] = 0.0
+        self.delta[part] = amount
+        report = StepReport(number, 0.0, 1, 1, SLOW_STEP_S, {})
+        row, pushed = await self._steps.push(TrainedStep(number, report, 1, SLOW_STEP_S, 0.0))
+        await self._steps.pull(row, pushed)
+        return float(self.values[part].mean())
+
+
+#: The owners publish so seldom that what is pulled is from before the push.
+SLOW_STEP_S = 20.0
+
+
+@pytest.mark.parametrize("fault", ["late", "unanswered"])
+def test_a_base_keeps_the_own_deltas_that_a_published_value_lacks(fault: str) -> None:
+    """Also one that its owner has added after the exchange that had it, and one whose answer was lost: an owner knows
+    such a delta by its identity."""
+
+    async def scenario(world: World) -> None:
+        serving = owner(world, 0)
+        backed = [member for member in world.running() if 0 in exchange_of(member).store.backed]
+        one, other = (member for member in world.running() if member not in (serving, *backed))
+        base, numbers = Base(world, one), itertools.count(1)
+
+        async def publish() -> None:
+            """When a version is due, the other node makes its owner publish what it has now."""
+            await asyncio.sleep(SLOW_STEP_S)
+            number = next(numbers)
+            for member in world.running():
+                assert member.overlay is not None
+                member.overlay.step, member.overlay.step_seconds = number, SLOW_STEP_S
+            await exchange_of(other).push(number, number - 1, 1.0, np.ones(SHARDS * SIZE, np.float32))
+            await exchange_of(other).pull(number)
+
+        await base.step(1, 0, 1.0)
+        await publish()  # the first change: how long it is decides when the next one is due
+        await publish()
+        if fault == "late":
+            with striking(world.rejected, "push", sender=one, to=serving):
+                assert await base.step(2, 0, 8.0) > 8.0
+                await publish()
+            assert await base.exchange.flush(5.0) == 0
+            assert await base.step(3, 0, 1.0) > 8.0
+        else:
+            asyncio.get_running_loop().call_later(0.3, world.unanswered.clear)
+            world.unanswered.append(lambda *request: request == (one.name, serving.name, "push"))
+            assert await base.step(2, 0, 8.0) > 8.0
+            assert exchange_of(serving).store.owned[0].state.value.mean() > 8.0
+
+    simulate(scenario, nodes=4)

@@ -88,11 +88,16 @@ RetryReason = Literal[
 ]
 
 
+#: The reason of an `ok` to a delta that was added before, as its identity shows.
+KNOWN = "known"
+
+
 class PushResult(msgspec.Struct, frozen=True, array_like=True):
     """What became of one shard of a push; `reason` for `refused` and `retry`, `owner_info` for `redirect`.
 
     A receiver accepts any reason, for a later version may have more of them. `version`: that of the owner's state with
-    the delta. What is pulled in an earlier one lacks it; 0: not said.
+    the delta. What is pulled in an earlier one lacks it, or may lack it where `reason` is `known`: it was added before;
+    0: not said.
     """
 
     shard: ShardIndex

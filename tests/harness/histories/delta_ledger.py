@@ -31,7 +31,7 @@ from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.table import LEAST_LOSSY, CodecName
 from p2pnode.training.exchange.delta import Delivery, IncomingDelta
 from p2pnode.training.exchange.exchange import Exchange
-from p2pnode.training.exchange.messages import Forward, Push, PushResult, decode
+from p2pnode.training.exchange.messages import KNOWN, Forward, Push, PushResult, decode
 from p2pnode.training.exchange.store.records import BufferedDelta
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.applied import DeltaId
@@ -178,7 +178,7 @@ class Ledger:
         if result.status == "ok" and key[1] not in self.acknowledged[key[0]]:
             raise self.broken(f"shard {key[0]}: {self.named(key[1])} is acknowledged, but not by its owner")
         # No delta is late here, malformed or not finite; one may be older than a new era.
-        if result.status not in ("ok", "refused") or result.reason not in ("", "before_era"):
+        if result.status not in ("ok", "refused") or result.reason not in ("", KNOWN, "before_era"):
             raise self.broken(f"shard {key[0]}: {self.named(key[1])} was given up: {result.status} {result.reason}")
         self.refused += result.status != "ok"
         sent.finals[key] = result.status if result.status == "ok" else result.reason

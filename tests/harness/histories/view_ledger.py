@@ -20,7 +20,7 @@ import numpy.typing as npt
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.exchange.exchange import Exchange
-from p2pnode.training.exchange.messages import PushResult
+from p2pnode.training.exchange.messages import KNOWN, PushResult
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.state import ShardState
@@ -125,7 +125,7 @@ class ViewLedger(Ledger):
         if result.status == "ok" and not row.acknowledged[shard]:
             raise self.broken(f"shard {shard}: {self.named(key[1])} is acknowledged, but not by its owner")
         # No delta is late here, malformed or not finite; one may be older than a new era.
-        if result.status not in ("ok", "refused") or result.reason not in ("", "before_era"):
+        if result.status not in ("ok", "refused") or result.reason not in ("", KNOWN, "before_era"):
             raise self.broken(f"shard {shard}: {self.named(key[1])} was given up: {result.status} {result.reason}")
         self.refused += result.status != "ok"
         row.final[shard] = OK if result.status == "ok" else REFUSED

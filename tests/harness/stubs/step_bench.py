@@ -53,7 +53,7 @@ class RecordingExchange:
         #: The version of the owner's state with the delta, and of what is pulled.
         self.added_version = self.pulled_version = 0
         self.replica = SimpleNamespace(version_of=lambda _shard: (ZERO_TERM, self.pulled_version))
-        self.outbox = SimpleNamespace(shards=set())
+        self.outbox = SimpleNamespace(shards=set(), take_late=dict)
         self.stale_limit, self.synchronous, self.codec = 10, False, SimpleNamespace(codec="bfloat16")
         self.view = SimpleNamespace(
             median_step=lambda: self.median,

@@ -25,7 +25,7 @@ from p2pnode.training.cooperative import VALUES_PER_PART
 from p2pnode.training.encoding.frames import BadFrame, Part, encoded_frames, sized
 from p2pnode.training.exchange.delta import KEPT_BYTES, Delivery, IncomingDelta, Outgoing, SentDeltas
 from p2pnode.training.exchange.directory import OwnerDirectory
-from p2pnode.training.exchange.messages import Push, PushAnswer, PushResult, read_results
+from p2pnode.training.exchange.messages import KNOWN, Push, PushAnswer, PushResult, read_results
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.run_state import Counters
@@ -66,6 +66,7 @@ class Outbox:
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         #: Why deltas wait.
         self.obstacles = Obstacles()
+        self._late: dict[int, int] = {}
 
     @property
     def steps(self) -> list[int]:
@@ -82,6 +83,12 @@ class Outbox:
     def shards(self) -> set[int]:
         """Shards of which a delta has no answer."""
         return {shard for delivery in self.sent.deliveries.values() for shard in delivery.unacknowledged}
+
+    def take_late(self) -> dict[int, int]:
+        """Shards of which a delta was acknowledged since the last call, but after its push had returned, or by its
+        identity. A pulled value of an earlier version than this may lack the delta."""
+        late, self._late = self._late, {}
+        return late
 
     def add(self, delivery: Delivery) -> None:
         """Start a delivery."""
@@ -286,7 +293,8 @@ class Outbox:
             item = delivery.unacknowledged.pop(result.shard)
             self.obstacles.clear(result.shard)
             if result.status == "ok":
-                delivery.versions[result.shard] = result.version
+                is_exact = delivery.wait is not None and result.reason != KNOWN
+                (delivery.versions if is_exact else self._late)[result.shard] = result.version
                 self._keep(delivery.push, owner, item)
             self._answered.set()
             self._answered = asyncio.Event()

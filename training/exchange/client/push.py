@@ -49,8 +49,8 @@ PUSH_DEADLINE_S = 5.0
 @dataclass(frozen=True, slots=True)
 class PushReport:
     """How a push went: shards acknowledged, refused (by reason), and still in the outbox. `refused` and
-    `refused_shards` grow when one of these is refused later, and `versions` when one is acknowledged: the version of
-    the owner's state that has the delta. `returned`: shards of which no byte was sent, and none will be."""
+    `refused_shards` grow when one of these is refused later. `versions`: of a shard that was acknowledged in time the
+    version of the owner's state that has the delta. `returned`: shards of which no byte was sent, and none will be."""
 
     acknowledged: int
     refused: dict[str, int]

@@ -29,7 +29,7 @@ from p2pnode.training.encoding.codec_choice import CodecChoice
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, read_encoded
 from p2pnode.training.exchange.delta import IncomingDelta
-from p2pnode.training.exchange.messages import SIGN_OF_LIFE, Push, PushAnswer, PushResult, encode, piece_of
+from p2pnode.training.exchange.messages import KNOWN, SIGN_OF_LIFE, Push, PushAnswer, PushResult, encode, piece_of
 from p2pnode.training.exchange.owner.replication import DeltaReplicator, lacks_backup, not_owned
 from p2pnode.training.exchange.owner.validation import DeltaValidator
 from p2pnode.training.exchange.rpc import ExchangeRpc
@@ -215,7 +215,7 @@ class DeltaHandler:
             # After a hand-over the new owner may be the only node that has it: then it is not safe yet.
             if lacks_backup(self.view, owned):
                 return PushResult.retry(shard, "no_backup_yet")
-            return PushResult(shard, "ok")
+            return PushResult(shard, "ok", KNOWN, version=owned.state.version)
         # Promise 4: a move waits for what is in flight, and for no more.
         if owned.moving or self.run.is_closed:
             return PushResult.retry(shard, "moving" if owned.moving else "leaving")
