@@ -7,7 +7,8 @@ The origin keeps the identity of a delta until it has a final answer.
 The shards of a push are handled in parts, while the next ones still arrive (`PushIntake`). At most `PARTS_AT_ONCE`
 parts are being added, beside the one that is being received; then nothing more is read, and the origin waits. So the
 memory of a push is bounded, and the line to the origin and that to the backup are used at once. A part that fills
-slowly is closed after `PART_S`: behind a slow line the backup gets the first shards while the last are far away.
+slowly is closed by the first shard after `PART_S`: behind a slow line the backup gets the first shards while the last
+are far away.
 """
 
 from __future__ import annotations
