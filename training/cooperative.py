@@ -17,8 +17,8 @@ R = TypeVar("R")
 #: Values decoded, added or copied before other tasks run: about half a millisecond of work.
 VALUES_PER_TURN = 1 << 18
 
-#: A light pass adds, copies or measures values in memory that is allocated already, by a compiled kernel. It takes 0.04
-#: to 0.15 ms for `VALUES_PER_TURN` values, so this many share a turn of the loop.
+#: A light pass adds, copies, measures or encodes values in memory that is allocated already, by a compiled kernel. It
+#: takes 0.04 to 0.15 ms for `VALUES_PER_TURN` values, so this many share a turn of the loop.
 LIGHT_PASSES = 4
 
 #: One array decoded and measured at once: more are given to a thread. For fewer the way to a thread and back takes
@@ -76,17 +76,16 @@ class LoopYielder:
 @dataclass(slots=True)
 class ThreadPauses:
     """Counts the values that a function has worked on in a thread of `executor`, and pauses after every
-    `VALUES_PER_TURN`, so that the event loop need not wait for its end where the two share a core. After `turns` times
-    as many where the work is light: a pause takes 0.1 ms."""
+    `VALUES_PER_TURN`, so that the event loop need not wait for its end where the two share a core. A pause takes
+    0.1 ms."""
 
     executor: Executor
-    turns: int = 1
     done: int = 0
 
     def after(self, values: int) -> None:
         """So many values have just been worked on."""
         self.done += values
-        if self.done >= self.turns * VALUES_PER_TURN:
+        if self.done >= VALUES_PER_TURN:
             self.done = 0
             self.executor.pause()
 

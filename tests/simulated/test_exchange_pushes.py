@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from p2pnode.overlay.transport import TransportError
+from p2pnode.training import kernels
+from p2pnode.training.cooperative import VALUES_PER_TURN
 from p2pnode.training.encoding.codecs import CodecName
 from p2pnode.training.encoding.frames import Part, frames
 from p2pnode.training.exchange.client.push import PUSH_DEADLINE_S
@@ -71,6 +73,24 @@ async def test_a_push_is_one_request_to_each_owner(world: World) -> None:
         assert (exchange.counters.merged, len(exchange.take_merged())) == (len(shards), bool(shards))
     assert (await exchange_of(member).pull(1)).missing == []
     assert exchange_of(member).replica.vector.tolist() == delta.tolist()
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_encoding_pauses_for_the_event_loop(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy takes many times as long as compiled kernels: it pauses after fewer values."""
+    if not is_compiled:
+        monkeypatch.setattr(kernels, "COMPILED", None)
+    elif kernels.COMPILED is None:
+        pytest.skip("no kernels here")
+    pauses: list[None] = []
+    monkeypatch.setattr(InlineExecutor, "pause", lambda _executor: pauses.append(None))
+
+    async def scenario(world: World) -> None:
+        pauses.clear()
+        await push(bystander(world), 1)
+        assert len(pauses) == (1 if is_compiled else 4)
+
+    simulate(scenario, nodes=3, shards=8, values=4 * VALUES_PER_TURN, codec="int8")
 
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8", "int4", "sparse"])
