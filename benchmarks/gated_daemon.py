@@ -78,7 +78,7 @@ class GatedTrainer(PlainTrainer):
         assert self._gate is not None
         await asyncio.get_running_loop().sock_sendall(self._gate, line.encode() + b"\n")
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:  # noqa: ARG002
+    async def arrived(self, _step: int, *_: Ranges, **__: Ranges) -> None:
         self._arrived.set()
 
     async def train(self, order: StepOrder) -> StepReport:

@@ -159,7 +159,7 @@ def _exchange(model: nn.Module, place: Place) -> tuple[dict[str, float], list[in
     step()
     timed("delta", lambda: vector.cut(memory.delta))
     found = [checksum(delta)]
-    timed("settle", lambda: vector.settle(delta))
+    timed("settle", lambda: vector.add_to_base(delta))
     shared.mul_(0.5)
     step()
     timed("enter", lambda: vector.enter(shared))

@@ -29,10 +29,12 @@ class PlainTrainer:
         self.findings: list[tuple[str, str]] = []
         self._layout = layout
 
-    def sent(self) -> None:
+    def encoded(self) -> None:
         """Every delta is the same."""
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
+    async def arrived(
+        self, step: int, keeps_base: Ranges = (), takes_back: Ranges = (), adds_delta: Ranges = ()
+    ) -> None:
         """It looks at no values."""
 
     async def evaluate(self, step: int) -> Evaluation | None:  # noqa: ARG002

@@ -13,7 +13,7 @@ from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.trainer.runner import TaskRunner
 from p2pnode.training.trainer_link.interface import StepOrder
-from p2pnode.training.trainer_link.messages import DeltaSent, StepAnswer, ValuesArrived
+from p2pnode.training.trainer_link.messages import DeltaEncoded, StepAnswer, ValuesArrived
 
 #: Values enter so much of a turn after the cut …
 LATE = 0.3
@@ -51,7 +51,7 @@ class VirtualWorker:
             rest = np.zeros_like(self.delta)
             codecs.encode_with_feedback(self.delta, rest, codec)
             self.delta -= rest
-        self._runner.apply(DeltaSent())
+        self._runner.apply(DeltaEncoded())
 
     def arrival(self) -> ValuesArrived | None:
         """What was pulled, in the runner's buffer."""

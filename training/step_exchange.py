@@ -105,12 +105,12 @@ class StepExchange:
                 self.base_step,
                 weight,
                 self._trainer.delta,
-                on_sent=self._trainer.sent,
+                on_encoded=self._trainer.encoded,
                 train_s=report.seconds,
                 is_last=trained.is_last,
             )
         else:
-            self._trainer.sent()
+            self._trainer.encoded()
             if not self._exchange.add_alone(self._trainer.delta):
                 pushed = PushReport(0, {"not_finite": 1}, 0, 0)
         row |= {
@@ -138,15 +138,15 @@ class StepExchange:
         step = row["step"]
         base_step, awaited_from = await self._step_of_others()
         self._pulled_s = self._clock.monotonic()
-        held: set[int] = set()
+        keeps_base: set[int] = set()
         if self._settings.enabled:
             pulled = await self._exchange.pull(step)
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
             # No owner adds a refused or returned delta: an unchanged value is taken then.
             unchanged = set(pulled.unchanged) - pushed.refused_shards - set(pushed.returned)
-            held = self._held(pulled.missing, unchanged)
+            keeps_base = self._keeps_base(pulled.missing, unchanged)
         # An owner may publish a value from before it added the delta. Then the trainer adds the delta to that value.
-        lacking = self._older_than(pushed.versions) - held
+        adds_delta = self._older_than(pushed.versions) - keeps_base
         is_caught_up = fell_behind(step, base_step, self.base_step, self._exchange.stale_limit, awaited_from)
         if is_caught_up:
             # It was suspended or disconnected. It has the present values now, so it continues at the step of the
@@ -156,8 +156,8 @@ class StepExchange:
             self._swarm.announce(step=base_step)
         self.base_step = base_step
         moved_to = base_step if is_caught_up else None
-        returned = self._ranges(pushed.returned)
-        await self._trainer.arrived(moved_to or step, self._ranges(held), returned, self._ranges(lacking))
+        ranges = map(self._ranges, (keeps_base, pushed.returned, adds_delta))
+        await self._trainer.arrived(moved_to or step, *ranges)
         merged = self._exchange.take_merged()
         self._progress.merged_last_step = len(merged)
         row |= {
@@ -166,7 +166,7 @@ class StepExchange:
         }
         return moved_to
 
-    def _held(self, missing: Iterable[int], unchanged: Iterable[int]) -> set[int]:
+    def _keeps_base(self, missing: Iterable[int], unchanged: Iterable[int]) -> set[int]:
         """The shards in which the trainer keeps its base, because the pulled value lacks a delta that the base has, or
         may lack it: those missing, unchanged, in the outbox, or acknowledged too late to say."""
         outbox = self._exchange.outbox
@@ -197,7 +197,7 @@ class StepExchange:
         self._advance(step)
         if self._settings.enabled:
             pulled = await self._exchange.pull(step)
-            await self._trainer.arrived(step, self._ranges(self._held(pulled.missing, pulled.unchanged)))
+            await self._trainer.arrived(step, self._ranges(self._keeps_base(pulled.missing, pulled.unchanged)))
         self.base_step = step
 
     async def _step_of_others(self) -> tuple[int, int | None]:

@@ -535,7 +535,7 @@ def test_two_ranks_train_as_one_node(world: World, tmp_path: Path) -> None:
             if step == 3:
                 shared.extend(trainer.vector[:8].tolist())
             if report.has_delta:
-                trainer.sent()
+                trainer.encoded()
                 trainer.vector += trainer.delta
             if step < 3:
                 await trainer.arrived(step)

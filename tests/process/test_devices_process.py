@@ -74,7 +74,7 @@ ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds
 async def add(trainer: HostTrainer, step: int) -> None:
     """Add the delta to the vector, as the owner of all would, and let the value enter."""
     trainer.vector += trainer.delta
-    trainer.sent()
+    trainer.encoded()
     await trainer.arrived(step)
 
 

@@ -242,7 +242,7 @@ async def test_a_trainer_that_hangs_between_its_turns_is_killed_while_values_are
     trainer = world.trainer("Slow", options={"seconds": 0.02}, hang_s=0.1)
     hello = await trainer.start()
     await trainer.train(order(1, 1))
-    trainer.sent()
+    trainer.encoded()
     os.kill(hello.pid, signal.SIGSTOP)
     async with asyncio.timeout(60):
         await trainer.arrived(1)

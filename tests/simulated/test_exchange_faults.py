@@ -54,7 +54,9 @@ async def test_a_delta_may_be_overwritten_when_its_push_has_returned(
     if is_alone and member.overlay is not None:
         member.overlay.remembered = list  # type: ignore[method-assign]
 
-    report = await exchange_of(member).push(1, 0, 1.0, delta, on_sent=lambda: taken.append((set(delta), value(world))))
+    report = await exchange_of(member).push(
+        1, 0, 1.0, delta, on_encoded=lambda: taken.append((set(delta), value(world)))
+    )
     delta.fill(7.0)
 
     # Before the answers, unless nothing was to be sent.

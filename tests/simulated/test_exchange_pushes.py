@@ -105,7 +105,7 @@ async def test_what_the_owners_decode_is_all_that_a_push_takes_from_the_trainer(
         trained = np.random.default_rng(1).normal(size=64).astype(np.float32)
         delta, before, told = trained.copy(), model(world).copy(), list[np.ndarray]()
         await exchange_of(member).push(
-            step, step - 1, 1.0, delta, on_sent=lambda d=delta, t=told: t.append(d.copy()), is_last=is_last
+            step, step - 1, 1.0, delta, on_encoded=lambda d=delta, t=told: t.append(d.copy()), is_last=is_last
         )
         np.testing.assert_allclose(model(world) - before, delta, rtol=1e-5, atol=1e-6)
         assert [one.tolist() for one in told] == [delta.tolist()]

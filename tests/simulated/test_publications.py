@@ -157,7 +157,7 @@ async def test_all_nodes_follow_the_publications_of_all_owners(
 
 @pytest.mark.parametrize(("steps", "bytes_per_value"), [(0, 0.0), (1, 1.1)])
 @run_by(run, limit_s=900)
-async def test_a_joiner_with_the_initial_values_is_sent_what_has_changed(steps: int, bytes_per_value: float) -> None:
+async def test_a_joiner_with_the_initial_values_is_encoded_what_has_changed(steps: int, bytes_per_value: float) -> None:
     """All scripts of a run mostly make the same values: those are not sent, only a founder's deltas since. One script
     has made another model: it is sent the whole."""
     world = World(7, settings=SETTINGS, shards=SHARDS, values=SHARDS * SIZE, synchronous=False)
@@ -458,15 +458,17 @@ class Base:
     async def _ask(self) -> float:
         return 0.0
 
-    def sent(self) -> None:
+    def encoded(self) -> None:
         self.values += self.delta
 
-    async def arrived(self, _step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
-        assert not returned
+    async def arrived(
+        self, _step: int, keeps_base: Ranges = (), takes_back: Ranges = (), adds_delta: Ranges = ()
+    ) -> None:
+        assert not takes_back
         now = self.exchange.replica.vector.copy()
-        for first, end in lacking:
+        for first, end in adds_delta:
             now[first:end] += self.delta[first:end]
-        for first, end in held:
+        for first, end in keeps_base:
             now[first:end] = self.values[first:end]
         self.values = now
 

@@ -271,16 +271,18 @@ class HostTrainer:
             self._coordination.step_trained()
         return report
 
-    def sent(self) -> None:
-        """See `Trainer.sent`."""
+    def encoded(self) -> None:
+        """See `Trainer.encoded`."""
         assert self._base is not None
-        self._base.is_sent = True
+        self._base.is_encoded = True
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
+    async def arrived(
+        self, step: int, keeps_base: Ranges = (), takes_back: Ranges = (), adds_delta: Ranges = ()
+    ) -> None:
         """See `Trainer.arrived`."""
         assert self._base is not None
         async with self._at_work:
-            await self._environment.executor.run(self._base.enter, step, held, returned, lacking)
+            await self._environment.executor.run(self._base.enter, step, keeps_base, takes_back, adds_delta)
 
     # -- together with other nodes -------------------------------------------------------------------------------
 

@@ -181,12 +181,12 @@ class NodeBase:
         #: From a cut to the arrival of the values that contain it.
         self.is_exchanging = False
         #: `delta` holds what goes to the owners of the last cut, and the base has not got it yet.
-        self.is_sent = False
+        self.is_encoded = False
         self.known_step = 0
 
     def carried(self) -> Vector | None:
         """Where the trainers begin, beyond the shared values; until the next call."""
-        self._settle()
+        self._add_to_base()
         np.add(self._progress, self._ahead, out=self._carried)
         return self._carried if self._carried.any() else None
 
@@ -196,7 +196,7 @@ class NodeBase:
 
     def cut(self) -> bool:
         """Take the progress as a delta. False for one that is not finite: the node is at its base again."""
-        self._settle()
+        self._add_to_base()
         if not is_finite(self._progress):
             self._progress[:] = 0.0
             return False
@@ -204,25 +204,27 @@ class NodeBase:
         self.is_exchanging = True
         return True
 
-    def enter(self, step: int, held: Ranges, returned: Ranges, lacking: Ranges = ()) -> None:
+    def enter(self, step: int, keeps_base: Ranges, takes_back: Ranges, adds_delta: Ranges = ()) -> None:
         """See `Trainer.arrived`."""
-        self._settle()
-        for first, end in returned:
+        self._add_to_base()
+        for first, end in takes_back:
             self._progress[first:end] += self._delta[first:end]
             self._ahead[first:end] -= self._delta[first:end]
-        kept = [(slice(*each), self._shared[slice(*each)].copy(), self._ahead[slice(*each)].copy()) for each in held]
+        parts = [slice(*each) for each in keeps_base]
+        kept = [(part, self._shared[part].copy(), self._ahead[part].copy()) for part in parts]
         self._shared[:] = self._vector
         self._ahead[:] = 0.0
         for part, values, ahead in kept:
             self._shared[part] = values
             self._ahead[part] = ahead
-        for first, end in lacking:
+        for first, end in adds_delta:
             self._ahead[first:end] = self._delta[first:end]
         self.is_exchanging, self.known_step = False, step
 
-    def _settle(self) -> None:
-        if self.is_sent:
-            self.is_sent = False
+    def _add_to_base(self) -> None:
+        """What goes to the owners is no progress any more."""
+        if self.is_encoded:
+            self.is_encoded = False
             self._progress -= self._delta
             self._ahead += self._delta
 

@@ -381,7 +381,7 @@ class Exchange:
         weight: float,
         delta: Vector,
         *,
-        on_sent: Callable[[], None] = lambda: None,
+        on_encoded: Callable[[], None] = lambda: None,
         train_s: float = 0.0,
         is_last: bool = False,
     ) -> PushReport:
@@ -392,7 +392,7 @@ class Exchange:
             control.trained(train_s)
         control.before_push()
         began = clock.monotonic()
-        report = await self.push_client.push(step, base_step, weight, delta, on_sent=on_sent, is_last=is_last)
+        report = await self.push_client.push(step, base_step, weight, delta, on_encoded=on_encoded, is_last=is_last)
         control.pushed(clock.monotonic() - began, is_complete=not report.outstanding)
         return report
 

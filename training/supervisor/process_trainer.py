@@ -328,17 +328,19 @@ class ProcessTrainer:
         """See `Trainer.train`."""
         return (await self._ask(lambda turn: messages.Train(turn, order), messages.Trained)).report
 
-    def sent(self) -> None:
-        """See `Trainer.sent`."""
-        self._send(messages.DeltaSent())
+    def encoded(self) -> None:
+        """See `Trainer.encoded`."""
+        self._send(messages.DeltaEncoded())
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
+    async def arrived(
+        self, step: int, keeps_base: Ranges = (), takes_back: Ranges = (), adds_delta: Ranges = ()
+    ) -> None:
         """See `Trainer.arrived`."""
         session = self._session
         if session is None or session.failure is not None:
             return
         self._entered = asyncio.get_running_loop().create_future()
-        session.send(messages.ValuesArrived(step, list(held), list(returned), list(lacking)))
+        session.send(messages.ValuesArrived(step, list(keeps_base), list(takes_back), list(adds_delta)))
         # Under bsp no order is under way, and nobody else finds out that it hangs.
         await self._watch(session, self._entered, self._pace.limits(None))
 

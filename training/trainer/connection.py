@@ -115,13 +115,13 @@ class DaemonConnection:
 
     # --- receiving ----------------------------------------------------------------------------------------------
 
-    def news(self) -> messages.DeltaSent | messages.ValuesArrived | None:
+    def news(self) -> messages.DeltaEncoded | messages.ValuesArrived | None:
         """What the daemon has said of the last delta since the last call; without waiting."""
         if self._ahead is None and not self._inbox.empty():
             self._ahead = self._inbox.get()
             if self._ahead is None:
                 self._inbox.put(None)  # `receive` raises.
-        if isinstance(self._ahead, messages.DeltaSent | messages.ValuesArrived):
+        if isinstance(self._ahead, messages.DeltaEncoded | messages.ValuesArrived):
             found, self._ahead = self._ahead, None
             return found
         return None

@@ -21,7 +21,7 @@ from p2pnode.training.trainer.lazy_dynamo import import_later
 from p2pnode.training.trainer.loading import build_task, resolve_device
 from p2pnode.training.trainer.runner import TaskRunner
 from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
-from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
+from p2pnode.training.trainer_link.messages import DeltaEncoded, ValuesArrived
 
 
 def train_alone(
@@ -53,7 +53,7 @@ def train_alone(
     for step in range(1, steps + 1):
         runner.train(StepOrder(step, local_steps, 1.0, step == 1))
         vector += delta
-        runner.apply(DeltaSent())
+        runner.apply(DeltaEncoded())
         runner.apply(ValuesArrived(step))
     seconds = time.perf_counter() - began_s
     evaluation = runner.evaluate(steps)

@@ -271,7 +271,7 @@ class Turns:
                     self._turn = turn
                     self.devices.order = order
                     return Turn(order.step, order.local_steps, order.workers, order.is_first, order.node_index)
-                case messages.DeltaSent() | messages.ValuesArrived():
+                case messages.DeltaEncoded() | messages.ValuesArrived():
                     self.ranks.signal(Signal.VALUES)
                     self.apply(message)
                 case messages.Merge(turn, merge):

@@ -3,8 +3,8 @@
 The daemon never imports torch. It orders a step; the trainer works on the shared vector and reports. Vectors pass
 through shared memory: `vector` carries shared values to the trainer, `delta` the result back. Messages pass over a
 socket (`training.trainer_link.messages`). The trainer has a base of its own, and goes on while its delta is exchanged.
-Between a report with a delta and `sent` the daemon encodes the delta. While `arrived` runs, the daemon does not write
-`vector`. The trainer reports its next delta after that.
+Between a report with a delta and `encoded` the daemon encodes the delta. While `arrived` runs, the daemon does not
+write `vector`. The trainer reports its next delta after that.
 """
 
 from __future__ import annotations
@@ -250,17 +250,21 @@ class Trainer(Protocol):
         if the script wants no further turn."""
         ...
 
-    def sent(self) -> None:
-        """`delta` holds what goes to the owners of it; the rest stays with the trainer."""
+    def encoded(self) -> None:
+        """`delta` holds what goes to the owners of it, and nothing has been sent yet: the trainer adds that to its
+        base, and the rest stays progress."""
         ...
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
+    async def arrived(
+        self, step: int, keeps_base: Ranges = (), takes_back: Ranges = (), adds_delta: Ranges = ()
+    ) -> None:
         """End the exchange of the last delta: `vector` holds the shared values of `step`. Returns when the model has
         moved to them, at the next optimiser step, or when the trainer has failed.
 
-        Usually the values contain the delta, and the trainer takes them as they are. In the ranges `held` it takes
-        nothing, and keeps its base, which has the delta. In the ranges `lacking` the values came without the delta: the
-        trainer adds it to them. The ranges `returned` of `delta` were not sent after all, and are progress again."""
+        Each shard is one of three. Mostly the values contain the delta, and the trainer takes them. They came without
+        it in the ranges `adds_delta`: it adds the delta to them. Nothing came, or perhaps a value without a delta that
+        the base has, in the ranges `keeps_base`: it takes nothing. Beside that it takes back the ranges `takes_back` of
+        `delta`: these were not sent after all, and are progress again."""
         ...
 
     async def evaluate(self, step: int) -> Evaluation | None:

@@ -113,21 +113,18 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     turn: int
 
 
-class DeltaSent(msgspec.Struct, frozen=True, tag="delta_sent"):
-    """The last delta is encoded, and `delta` holds what goes to the owners of it; the rest stays progress."""
+class DeltaEncoded(msgspec.Struct, frozen=True, tag="delta_encoded"):
+    """`delta` holds what goes to the owners of the last delta; see `Trainer.encoded`."""
 
 
 class ValuesArrived(msgspec.Struct, frozen=True, tag="values_arrived"):
-    """The exchange of the last delta has ended, and `vector` holds the shared values that contain it, those of `step`.
-
-    `held`: ranges of values that do not contain it yet, and are not taken. `lacking`: ranges that do not contain it
-    yet, and to which it is added. `returned`: ranges of `delta` that were not sent after all.
-    """
+    """The exchange of the last delta has ended, and `vector` holds the shared values of `step`; see
+    `Trainer.arrived`."""
 
     step: int
-    held: list[tuple[int, int]] = []
-    returned: list[tuple[int, int]] = []
-    lacking: list[tuple[int, int]] = []
+    keeps_base: list[tuple[int, int]] = []
+    takes_back: list[tuple[int, int]] = []
+    adds_delta: list[tuple[int, int]] = []
 
 
 class StepAnswer(IntEnum):
@@ -286,7 +283,7 @@ FromDaemon = (
     | Save
     | Describe
     | Cancel
-    | DeltaSent
+    | DeltaEncoded
     | ValuesArrived
     | StepAnswered
     | RunEnded

@@ -183,7 +183,7 @@ class HistoryNodes:
 
         self.clocks.exchanging(member.name, self._now())
         began_s, identity = self._now(), DeltaId(member.contact.node_id, exchange.run.incarnation, step)
-        report = await exchange.push(step, base, weight, memory, on_sent=keep_the_rest)
+        report = await exchange.push(step, base, weight, memory, on_encoded=keep_the_rest)
         bounds = exchange.store.bounds
         self.ledger.returned(sent, identity, report.returned)
         for shard in report.returned:

@@ -72,14 +72,14 @@ class RecordingExchange:
         weight: float,
         delta: Any,
         *,
-        on_sent: Callable[[], None],
+        on_encoded: Callable[[], None],
         train_s: float,
         is_last: bool,
     ) -> PushReport:
         assert train_s >= 0.0
         self.deltas.append(delta.copy())
         self.lasts += [step] if is_last else []
-        on_sent()
+        on_encoded()
         await asyncio.sleep(self.push_s)
         self.pushes.append((step, base_step, weight))
         self.history.append(("pushed", step))
@@ -110,16 +110,18 @@ class LoadingTrainer(StubTrainer):
         super().__init__("stub", 8, step_s=step_s)
         self.waits = False
         self.arrivals: list[tuple[int, list[tuple[int, int]], list[tuple[int, int]]]] = []
-        self.lacking: list[list[tuple[int, int]]] = []
+        self.added: list[list[tuple[int, int]]] = []
         self._history = history
 
     async def load(self, order: StepOrder) -> None:
         self._history.append(("began", order.step))
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
-        await super().arrived(step, held, returned, lacking)
-        self.arrivals.append((step, list(held), list(returned)))
-        self.lacking.append(list(lacking))
+    async def arrived(
+        self, step: int, keeps_base: Ranges = (), takes_back: Ranges = (), adds_delta: Ranges = ()
+    ) -> None:
+        await super().arrived(step, keeps_base, takes_back, adds_delta)
+        self.arrivals.append((step, list(keeps_base), list(takes_back)))
+        self.added.append(list(adds_delta))
         self._history.append(("entered", step))
 
 

@@ -115,13 +115,15 @@ class ScriptTrainer(StubTrainer):
             self.trained.append(order.step)
         return report
 
-    def sent(self) -> None:
-        self._send(messages.DeltaSent())
+    def encoded(self) -> None:
+        self._send(messages.DeltaEncoded())
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
+    async def arrived(
+        self, step: int, keeps_base: Ranges = (), takes_back: Ranges = (), adds_delta: Ranges = ()
+    ) -> None:
         if self._state != "running":
             return
-        self._send(messages.ValuesArrived(step, list(held), list(returned), list(lacking)))
+        self._send(messages.ValuesArrived(step, list(keeps_base), list(takes_back), list(adds_delta)))
         if self._trains:  # it waits for data, and takes the values at its next optimiser step
             self._entered.clear()
             await self._entered.wait()

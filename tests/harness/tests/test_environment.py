@@ -116,7 +116,7 @@ async def test_stub_trainer_steps() -> None:
     reports = []
     for step in (1, 2):
         reports.append(await trainer.train(order(step)))
-        trainer.sent()
+        trainer.encoded()
         await trainer.arrived(step)
     assert asyncio.get_running_loop().time() - began == 3
     assert [report.samples for report in reports] == [64, 64]

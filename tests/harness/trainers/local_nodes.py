@@ -112,7 +112,7 @@ class LocalSwarm:
                 if check:
                     node.loads.check()
                 node.vector.cut(node.delta)
-                node.vector.settle(torch.from_numpy(node.delta))
+                node.vector.add_to_base(torch.from_numpy(node.delta))
             mean = np.mean([node.delta for node in self.nodes], axis=0)
             self._momentum = momentum * self._momentum + mean
             self.value += rate * (mean + momentum * self._momentum)

@@ -25,7 +25,7 @@ from p2pnode.training.trainer_link.interface import (
     TrainerHello,
     Vector,
 )
-from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
+from p2pnode.training.trainer_link.messages import DeltaEncoded, ValuesArrived
 
 #: Virtual seconds of a step.
 STEP_S = 0.1
@@ -66,11 +66,13 @@ class InlineTrainer:
         self.rates.append(report.metrics["learning_rate"])
         return report
 
-    def sent(self) -> None:
-        self.runner.apply(DeltaSent())
+    def encoded(self) -> None:
+        self.runner.apply(DeltaEncoded())
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
-        self.runner.apply(ValuesArrived(step, list(held), list(returned), list(lacking)))
+    async def arrived(
+        self, step: int, keeps_base: Ranges = (), takes_back: Ranges = (), adds_delta: Ranges = ()
+    ) -> None:
+        self.runner.apply(ValuesArrived(step, list(keeps_base), list(takes_back), list(adds_delta)))
 
     async def evaluate(self, step: int) -> Evaluation | None:
         return self.runner.evaluate(step)

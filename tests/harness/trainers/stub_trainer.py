@@ -266,13 +266,15 @@ class StubTrainer:
         self._ended.clear()
         return True
 
-    def sent(self) -> None:
+    def encoded(self) -> None:
         self.progress -= self.delta
 
-    async def arrived(self, step: int, held: Ranges = (), returned: Ranges = (), lacking: Ranges = ()) -> None:
-        for first, end in returned:
+    async def arrived(
+        self, step: int, keeps_base: Ranges = (), takes_back: Ranges = (), adds_delta: Ranges = ()
+    ) -> None:
+        for first, end in takes_back:
             self.progress[first:end] += self.delta[first:end]
-        if returned and self.trained:
+        if takes_back and self.trained:
             self._returned = list(self.parts.pop(self.trained[-1], ()))
         self.is_exchanging = False
         self._ended.set()

@@ -11,7 +11,7 @@ from p2pnode.training.trainer.loading import build_task
 from p2pnode.training.trainer.runner import TaskRunner
 from p2pnode.training.trainer.state import snapshot
 from p2pnode.training.trainer_link.interface import StepOrder
-from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
+from p2pnode.training.trainer_link.messages import DeltaEncoded, ValuesArrived
 
 
 class TaskNode:
@@ -42,6 +42,6 @@ class TaskNode:
         for step in steps:
             reports.append(self.runner.train(StepOrder(step, local_steps, 1.0, True)))
             self.vector += self.delta
-            self.runner.apply(DeltaSent())
+            self.runner.apply(DeltaEncoded())
             self.runner.apply(ValuesArrived(step))
         return reports

@@ -57,12 +57,12 @@ class TorchlessTrainer:
         """Write what is trained into `own`, and return the report; None where the turn is cancelled, or reported."""
         raise NotImplementedError
 
-    def apply(self, news: messages.DeltaSent | messages.ValuesArrived) -> None:
+    def apply(self, news: messages.DeltaEncoded | messages.ValuesArrived) -> None:
         """What the daemon says of the last delta. Its values are not looked at."""
-        if isinstance(news, messages.DeltaSent):
+        if isinstance(news, messages.DeltaEncoded):
             self._progress -= self.delta
             return
-        for first, end in news.returned:
+        for first, end in news.takes_back:
             self._progress[first:end] += self.delta[first:end]
         self.is_exchanging = False
         self.connection.send(messages.ValuesEntered())
@@ -95,7 +95,7 @@ class TorchlessTrainer:
         """Do what was ordered, and say so."""
         connection = self.connection
         match order:
-            case messages.DeltaSent() | messages.ValuesArrived():
+            case messages.DeltaEncoded() | messages.ValuesArrived():
                 self.apply(order)
             case messages.Train(turn, order):
                 report = self.train(turn, order) if order.local_steps else StepReport(order.step, 0.0, 0, 0, 0.0, {})

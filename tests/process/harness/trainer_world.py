@@ -98,7 +98,7 @@ class World:
 async def add(trainer: ProcessTrainer, step: int) -> None:
     """Add the delta to the vector, as the owner of all would, and let the value enter."""
     trainer.vector += trainer.delta
-    trainer.sent()
+    trainer.encoded()
     await trainer.arrived(step)
 
 

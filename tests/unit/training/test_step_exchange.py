@@ -100,7 +100,7 @@ async def test_a_value_that_is_older_than_its_owners_state_lacks_the_delta() -> 
     bench.exchange.pulled_version = 5
     await running
 
-    assert bench.trainer.lacking == [[(0, 8)], [], []]
+    assert bench.trainer.added == [[(0, 8)], [], []]
     assert bench.trainer.arrivals == [(1, [], []), (2, [], []), (3, [], [])]
 
 
@@ -205,22 +205,22 @@ async def test_a_trainer_that_starts_again_is_told_nothing_of_the_delta_of_the_o
             failures.pop()
             raise TrainerFailed("evaluate() raised")
 
-    start, sent = bench.trainer.start, bench.trainer.sent
+    start, encoded = bench.trainer.start, bench.trainer.encoded
 
     async def noted(restore: str = "", **named: Any) -> Any:
         history.append(("started", len(history)))
         return await start(restore, **named)
 
     def told() -> None:
-        history.append(("sent", 0))
-        sent()
+        history.append(("encoded", 0))
+        encoded()
 
     bench.trainer.evaluate = evaluate  # type: ignore[method-assign]
     bench.trainer.start = noted  # type: ignore[method-assign]
-    bench.trainer.sent = told  # type: ignore[method-assign]
+    bench.trainer.encoded = told  # type: ignore[method-assign]
     await bench.run()
 
-    parts = [part for part, _ in history if part in ("sent", "entered", "started")]
+    parts = [part for part, _ in history if part in ("encoded", "entered", "started")]
     assert parts.count("started") == 2
     again = len(parts) - 1 - parts[::-1].index("started")
     assert parts[again - 1] == "entered"

@@ -5,7 +5,8 @@ A push returns when every shard has its answer, or when nothing of those that ha
 final and counted.
 
 What a codec leaves out, and what was never sent, stays progress of the trainer: the delta is overwritten with what goes
-to the owners (`Trainer.sent`), and shards that were not sent in time are returned. So nothing is dropped for its age.
+to the owners (`Trainer.encoded`), and shards that were not sent in time are returned. So nothing is dropped for its
+age.
 
 While no owner is in reach the node trains on by itself (`OwnerDirectory.is_apart`): every delta is returned, and one is
 kept, however long that lasts. An owner adds it as one from the other side of a split, with the weight that a delta had
@@ -96,13 +97,13 @@ class PushClient:
         weight: float,
         delta: Vector,
         *,
-        on_sent: Callable[[], None] = lambda: None,
+        on_encoded: Callable[[], None] = lambda: None,
         is_last: bool = False,
     ) -> PushReport:
         """Send the delta of a step, `float32[total]`; returns when every shard has its answer, or at the deadline.
 
-        `delta` must not change before that. It is overwritten with what is sent of it: `on_sent` is called then, once.
-        The last delta of a run leaves little out.
+        `delta` must not change before that. It is overwritten with what is sent of it: `on_encoded` is called then,
+        once. The last delta of a run leaves little out.
         """
         self._note_apart()
         sent_before, is_apart = self.counters.bytes_sent, self.apart_since is not None
@@ -113,7 +114,7 @@ class PushClient:
             # Promise 7: later steps would be added to it.
             if not await self._executor.run(is_delta_in_range, delta):
                 delta[:] = 0.0
-                on_sent()
+                on_encoded()
                 return PushReport(0, {"not_finite": len(self.store)}, 0, 0, set(range(len(self.store))))
         else:
             self._workers = workers
@@ -121,7 +122,7 @@ class PushClient:
         # Promise 5: what is trained while no owner is in reach is added when one is.
         if is_apart and not is_last:
             self.outbox.note_apart()
-            on_sent()
+            on_encoded()
             return PushReport(0, {}, 0, 0, returned=tuple(range(len(self.store))))
         push = Push(
             node=self.node_id,
@@ -139,7 +140,7 @@ class PushClient:
         if rest:
             encoded = await self._encode_all(rest, delta, is_apart=push.apart, is_last=is_last)
             delivery.unacknowledged = {item.shard: item for item in encoded}
-        on_sent()
+        on_encoded()
         returned = await self._deliver(delivery, waits=not is_apart) if rest else ()
         return PushReport(
             delivery.acknowledged,

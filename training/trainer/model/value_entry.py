@@ -19,9 +19,9 @@ from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer.model.weight_loads import WeightLoads
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer_link.interface import Ranges, Vector
-from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
+from p2pnode.training.trainer_link.messages import DeltaEncoded, ValuesArrived
 
-News = DeltaSent | ValuesArrived
+News = DeltaEncoded | ValuesArrived
 
 
 class ValueEntry:
@@ -66,14 +66,14 @@ class ValueEntry:
             return False
         news = self._ranks.share(news)
         if not isinstance(news, ValuesArrived):
-            self._model_vector.settle(torch.from_numpy(self.delta))
+            self._model_vector.add_to_base(torch.from_numpy(self.delta))
             return True
-        if news.returned:
-            self._model_vector.take_back(self._part(news.returned))
-        lacking = self._part(news.lacking) if news.lacking else None
-        held = self._mask(news.held) if news.held else None
+        if news.takes_back:
+            self._model_vector.take_back(self._part(news.takes_back))
+        added = self._part(news.adds_delta) if news.adds_delta else None
+        keeps_base = self._mask(news.keeps_base) if news.keeps_base else None
         with loads.load():
-            self._model_vector.enter(torch.from_numpy(self.vector), lacking, held)
+            self._model_vector.enter(torch.from_numpy(self.vector), added, keeps_base)
         self._ranks.gather_numbers(0.0)  # The daemon may write both buffers again when all ranks have read them.
         self.is_exchanging, self.known_step = False, news.step
         return True

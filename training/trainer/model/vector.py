@@ -117,7 +117,7 @@ class ModelVector:
         # What the base has and the shared value lacks, `float32[total]`.
         self._ahead: Tensor | None = None
         #: The same of an earlier delta, which the shared value that entered last lacked. On the CPU.
-        self._lacking: Tensor | None = None
+        self._added: Tensor | None = None
 
     def reshard(self) -> None:
         """Let the modules of `fully_shard` hold their sharded parameters."""
@@ -217,7 +217,7 @@ class ModelVector:
     @torch.no_grad()
     def load(self, vector: Vector) -> None:
         """Load `vector`, `float32[total]`, into the model: it is the base, as rounded to the model's own types."""
-        self._ahead = self._lacking = None
+        self._ahead = self._added = None
         for _, base, place in self._pieces(torch.from_numpy(vector)):
             base.copy_(place, non_blocking=True)
         self.load_base()
@@ -249,15 +249,15 @@ class ModelVector:
         return math.hypot(*map(float, lengths))
 
     @torch.no_grad()
-    def settle(self, sent: Tensor) -> None:
-        """So much of the progress, `float32[total]`, is on its way to the owners: it is in the base now. `sent` must
-        not change before the next `enter`."""
-        self._move_base(sent, 1)
-        self._ahead = sent
+    def add_to_base(self, encoded: Tensor) -> None:
+        """So much of the progress, `float32[total]`, goes to the owners: it is in the base now. `encoded` must not
+        change before the next `enter`."""
+        self._move_base(encoded, 1)
+        self._ahead = encoded
 
     @torch.no_grad()
     def take_back(self, part: Tensor) -> None:
-        """So much of what was settled was not sent after all, `float32[total]`: it is progress again."""
+        """So much of what was added to the base was not sent after all, `float32[total]`: it is progress again."""
         self._move_base(part, -1)
         self._ahead = None
 
@@ -269,22 +269,22 @@ class ModelVector:
         self._finish()
 
     @torch.no_grad()
-    def enter(self, vector: Tensor, lacking: Tensor | None = None, held: Tensor | None = None) -> None:
-        """Move base and model to where the base is `vector`, `float32[total]`, plus `lacking`: a delta of this node,
+    def enter(self, vector: Tensor, added: Tensor | None = None, keeps_base: Tensor | None = None) -> None:
+        """Move base and model to where the base is `vector`, `float32[total]`, plus `added`: a delta of this node,
         where the shared value lacks it, on the CPU, and zero elsewhere; it must not change before the next `enter`.
-        Where `held`, `bool[total]`, is true the base stays.
+        Where `keeps_base`, `bool[total]`, is true the base stays.
 
         What rounding takes from the move in a model of half precision stays out of the progress: pushed, it would pull
         the shared values to the few that the type has."""
         self.reshard()
-        self._ahead, self._lacking = None, lacking
-        given = [one for one in (lacking, held) if one is not None]
+        self._ahead, self._added = None, added
+        given = [one for one in (added, keeps_base) if one is not None]
         for tensor, base, shared, *places in self._pieces(vector, *given):
             value = _near(shared, tensor)
-            if lacking is not None:
+            if added is not None:
                 own = _near(places[0], tensor)
                 value = torch.where(own == 0, value, value + own)
-            if held is not None:
+            if keeps_base is not None:
                 value = torch.where(_near(places[-1], tensor), _near(base, tensor), value)
             if tensor.dtype == torch.float32 and tensor.device == base.device:
                 torch.sub(tensor, base, out=base)  # the progress; without a copy of a large model
@@ -302,7 +302,7 @@ class ModelVector:
         """Load the shared value that this node knows: the base without what that value lacks, to the rounding of one
         addition or two."""
         self.reshard()
-        for tensor, base, *parts in self._pieces(*(one for one in (self._ahead, self._lacking) if one is not None)):
+        for tensor, base, *parts in self._pieces(*(one for one in (self._ahead, self._added) if one is not None)):
             value = _near(base, tensor)
             for part in parts:
                 value = torch.sub(value, _near(part, tensor))
@@ -311,7 +311,7 @@ class ModelVector:
     @property
     def is_ahead(self) -> bool:
         """Whether the base has a delta that the shared value lacks."""
-        return self._ahead is not None or self._lacking is not None
+        return self._ahead is not None or self._added is not None
 
     # --- one of several trainers of a node ------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ class ModelVector:
         own = torch.from_numpy(delta)
         self.load(vector)
         if is_finite(own):
-            self.settle(own)
+            self.add_to_base(own)
             self.load_base()
 
     @torch.no_grad()

@@ -24,7 +24,7 @@ def order(step: int, local_steps: int = 4) -> StepOrder:
 async def exchange(host: HostTrainer, step: int, share: float = 1.0) -> None:
     """The owners add a share of the node's delta, and the value enters."""
     host.vector += np.float32(share) * host.delta
-    host.sent()
+    host.encoded()
     await host.arrived(step)
 
 

@@ -105,7 +105,7 @@ async def test_trainers_begin_at_the_shared_values_and_what_those_lack() -> None
     assert (await host.train(order(1, 2))).has_delta
     assert host.delta[0] == 2.0
     host.delta[:] = 1.5  # a codec leaves 0.5 out
-    host.sent()
+    host.encoded()
     assert not (await host.train(order(2, 2))).has_delta
     assert [device.began[1] - base for device in devices] == pytest.approx([2.0, 2.0])
     host.vector += 11.5  # the delta, and 10 of other nodes
@@ -122,10 +122,10 @@ async def test_what_was_returned_is_progress_and_what_is_held_stays() -> None:
     host = host_of(devices, local_steps=2)
     await host.start()
     await host.train(order(1, 2))
-    host.sent()
+    host.encoded()
     host.vector += 7.0
     half = SIZE // 2
-    await host.arrived(1, held=[(0, half)], returned=[(half, SIZE)])
+    await host.arrived(1, keeps_base=[(0, half)], takes_back=[(half, SIZE)])
     await host.train(order(2, 2))
     assert host.delta[:half] == pytest.approx(np.full(half, 2.0))
     assert host.delta[half:] == pytest.approx(np.full(SIZE - half, 4.0))
@@ -139,9 +139,9 @@ async def test_values_that_lack_the_delta_are_begun_from_with_it() -> None:
     await host.start()
     base = float(host.vector[0])
     await host.train(order(1, 2))
-    host.sent()
+    host.encoded()
     host.vector += 10.0
-    await host.arrived(1, lacking=[(0, SIZE)])
+    await host.arrived(1, adds_delta=[(0, SIZE)])
     await host.train(order(2, 2))
     assert devices[0].began[1] - base == pytest.approx(12.0)
     assert host.delta == pytest.approx(np.full(SIZE, 2.0))

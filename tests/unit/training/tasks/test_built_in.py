@@ -19,7 +19,7 @@ from p2pnode.training.trainer.loading import build_task
 from p2pnode.training.trainer.runner import TaskRunner
 from p2pnode.training.trainer.standalone import train_alone
 from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
-from p2pnode.training.trainer_link.messages import DeltaSent, ValuesArrived
+from p2pnode.training.trainer_link.messages import DeltaEncoded, ValuesArrived
 from tests.harness.project.repository import ROOT
 
 
@@ -135,7 +135,7 @@ def test_a_node_alone_stays_near_070_and_four_together_reach_095() -> None:
             node.train(StepOrder(step, 10, 4.0, step == 1))
         vector += 0.7 * np.mean(deltas, axis=0)
         for node in nodes:
-            node.apply(DeltaSent())
+            node.apply(DeltaEncoded())
             node.apply(ValuesArrived(step))
     together = nodes[0].evaluate(20)
 
@@ -207,7 +207,7 @@ def test_mnist_learns(tmp_path: Path) -> None:
     runner.use(vector, delta)
     runner.train(StepOrder(1, 8, 1.0, True))
     vector += delta
-    runner.apply(DeltaSent())
+    runner.apply(DeltaEncoded())
     runner.apply(ValuesArrived(1))
     evaluation = runner.evaluate(1)
 

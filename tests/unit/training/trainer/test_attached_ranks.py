@@ -199,7 +199,7 @@ def test_two_ranks_call_the_same_collectives_whenever_the_daemon_speaks(
             for first, end in part:
                 node.vector[first:end] -= node.delta[first:end]
                 expected[first:end] -= node.delta[first:end]
-            news.extend([messages.DeltaSent(), messages.ValuesArrived(step, [], part, lacking)])
+            news.extend([messages.DeltaEncoded(), messages.ValuesArrived(step, [], part, lacking)])
 
     for step in range(1, 13):
         speak()
@@ -246,7 +246,7 @@ def test_values_that_arrive_while_gradients_accumulate_enter_after_the_optimiser
     assert node.next(messages.Trained).report.has_delta
     node.vector += node.delta + 1.0  # that of others
     node.order(2)
-    node.send(messages.DeltaSent(), messages.ValuesArrived(1))
+    node.send(messages.DeltaEncoded(), messages.ValuesArrived(1))
     has_arrived.set()
     node.next(messages.ValuesEntered)
     assert node.next(messages.Trained).report.has_delta
@@ -276,7 +276,7 @@ def test_both_ranks_leave_in_the_middle_of_a_turn_and_of_an_exchange() -> None:
     assert node.next(messages.Trained).report.has_delta
     node.vector += node.delta
     node.order(2)
-    node.send(messages.DeltaSent())
+    node.send(messages.DeltaEncoded())
     node.next(messages.LeaveRequested)
     node.send(messages.ValuesArrived(1))
     node.next(messages.ValuesEntered)
@@ -296,7 +296,7 @@ def test_both_ranks_lose_a_daemon_that_ends_while_values_are_to_enter() -> None:
     node = Node(losing)
     node.order(1)
     node.next(messages.Trained)
-    node.send(messages.DeltaSent(), messages.ValuesArrived(1))
+    node.send(messages.DeltaEncoded(), messages.ValuesArrived(1))
     node.socket.shutdown(socket.SHUT_RDWR)
     node.end()
 
@@ -323,7 +323,7 @@ def test_a_script_that_waits_for_data_hands_over_what_has_added_up() -> None:
     assert not node.next(messages.Trained).report.has_delta
     node.order(3)
     assert wait_until(lambda: bool(rests), 30)
-    node.send(messages.DeltaSent(), messages.ValuesArrived(1))
+    node.send(messages.DeltaEncoded(), messages.ValuesArrived(1))
     node.next(messages.ValuesEntered)
     report = node.next(messages.Trained).report
     assert (report.step, report.optimizer_steps, report.has_delta) == (3, 0, True)

@@ -145,12 +145,12 @@ def test_another_first_message_than_start_is_refused(daemon: Daemon) -> None:
 def test_news_of_the_last_delta_is_had_without_waiting(daemon: Daemon) -> None:
     """In its order, between two optimiser steps; an order that comes behind it is received afterwards."""
     assert daemon.connection.news() is None
-    daemon.send(messages.DeltaSent(), messages.ValuesArrived(3, [(0, 1)]), order(2))
+    daemon.send(messages.DeltaEncoded(), messages.ValuesArrived(3, [(0, 1)]), order(2))
     found: list[object] = []
     end_s = time.monotonic() + 60
     while len(found) < 2 and time.monotonic() < end_s:
         found += [] if (news := daemon.connection.news()) is None else [news]
-    assert found == [messages.DeltaSent(), messages.ValuesArrived(3, [(0, 1)])]
+    assert found == [messages.DeltaEncoded(), messages.ValuesArrived(3, [(0, 1)])]
     assert daemon.connection.news() is None
     assert daemon.connection.receive(60) == order(2)
 

@@ -47,7 +47,7 @@ def exchanged(device: torch.device, dtype: torch.dtype) -> bytes:
             for parameter in model.parameters():
                 parameter.mul_(1.25)
         assert vector.cut(memory.delta)
-        vector.settle(delta)
+        vector.add_to_base(delta)
         shared.copy_(torch.from_numpy(generator.standard_normal(vector.layout.total, dtype=np.float32)))
         vector.enter(shared, delta.clone())
         seen += [delta.clone(), vector.base.cpu().clone()]

@@ -14,7 +14,7 @@ from p2pnode.training.tasks.task import TrainSpec
 from p2pnode.training.trainer.model.contract import ModelChanged
 from p2pnode.training.trainer.state.snapshot import seed_all
 from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed, Vector
-from p2pnode.training.trainer_link.messages import DeltaSent, StepAnswer, ValuesArrived
+from p2pnode.training.trainer_link.messages import DeltaEncoded, StepAnswer, ValuesArrived
 from tests.harness.trainers import tasks
 from tests.harness.trainers.task_node import TaskNode as Node
 
@@ -154,7 +154,7 @@ def test_a_node_that_was_saved_in_the_middle_of_an_exchange_goes_on_from_its_end
     first = Node(kind)
     first.train(range(1, 4))
     assert first.runner.train(StepOrder(4, 5, 1.0, True)).has_delta
-    first.runner.apply(DeltaSent())
+    first.runner.apply(DeltaEncoded())
     first.save(tmp_path / "state")
     first.vector += first.delta
     resumed = Node(kind)
@@ -191,7 +191,7 @@ def test_copies_of_the_weights_follow_what_is_loaded() -> None:
     def turn(node: Node, step: int, workers: float) -> None:
         assert node.runner.train(StepOrder(step, 5, workers, True)) is not None
         node.vector += node.delta + others * (1 if step % 2 else -1)
-        node.runner.apply(DeltaSent())
+        node.runner.apply(DeltaEncoded())
         node.runner.apply(ValuesArrived(step))
 
     for step in range(1, 9):
@@ -294,7 +294,7 @@ class Late:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.due: list[DeltaSent | ValuesArrived] = []
+        self.due: list[DeltaEncoded | ValuesArrived] = []
         self.entered_count = 0
         self._asked = 0
 
@@ -304,7 +304,7 @@ class Late:
             self._asked = 0
             reports.append(self.node.runner.train(StepOrder(step, local_steps, 1.0, True), link=self))
             self.node.vector += self.node.delta
-            self.due += [DeltaSent(), ValuesArrived(step)]
+            self.due += [DeltaEncoded(), ValuesArrived(step)]
         while (news := self.news()) is not None:
             self.node.runner.apply(news, self)
         return reports
@@ -312,7 +312,7 @@ class Late:
     def next_step(self) -> StepAnswer:
         raise AssertionError("a single trainer asks nobody")
 
-    def news(self) -> DeltaSent | ValuesArrived | None:
+    def news(self) -> DeltaEncoded | ValuesArrived | None:
         self._asked += 1
         return self.due.pop(0) if self.due and self._asked > 2 else None
 
@@ -359,7 +359,7 @@ def test_a_turn_has_no_delta_while_the_last_one_is_exchanged() -> None:
     first = node.delta.copy()
     assert not node.runner.train(order(2, 5)).has_delta
     assert np.array_equal(node.delta, first)
-    node.runner.apply(DeltaSent())
+    node.runner.apply(DeltaEncoded())
     node.runner.apply(ValuesArrived(1))
     rest = node.runner.train(order(2, 0))
     assert rest.has_delta
@@ -377,7 +377,7 @@ def test_an_order_that_trains_nothing_leaves_schedules_where_they_are() -> None:
     node.runner.train(order(3, 5))
     (optimizer,) = node.runner.given.optimizers
     before = optimizer.param_groups[0]["lr"]
-    node.runner.apply(DeltaSent())
+    node.runner.apply(DeltaEncoded())
     node.runner.apply(ValuesArrived(3))
     assert node.runner.train(order(3, 0)) is not None
     assert optimizer.param_groups[0]["lr"] == before
@@ -391,8 +391,8 @@ def test_values_that_lack_the_delta_enter_with_it() -> None:
     before, first = node.vector.copy(), node.delta.copy()
     node.vector += 100.0
     total = len(node.vector)
-    node.runner.apply(DeltaSent())
-    node.runner.apply(ValuesArrived(1, lacking=[(1, total)]))
+    node.runner.apply(DeltaEncoded())
+    node.runner.apply(ValuesArrived(1, adds_delta=[(1, total)]))
     node.runner.train(order(1, 0))
     model = np.zeros_like(before)
     node.runner.model_vector.read(model)
@@ -409,8 +409,8 @@ def test_values_that_are_held_stay_out_and_what_was_returned_stays_progress() ->
     before, first = node.vector.copy(), node.delta.copy()
     node.vector += 100.0
     total = len(node.vector)
-    node.runner.apply(DeltaSent())
-    node.runner.apply(ValuesArrived(1, held=[(0, 1)], returned=[(1, total)]))
+    node.runner.apply(DeltaEncoded())
+    node.runner.apply(ValuesArrived(1, keeps_base=[(0, 1)], takes_back=[(1, total)]))
     node.runner.train(order(1, 0))
     model = np.zeros_like(before)
     node.runner.model_vector.read(model)

@@ -218,7 +218,7 @@ def test_values_that_enter_move_the_model_and_its_base_and_leave_the_progress(dt
     vector.cut(delta)
     assert delta.tolist() == [2.0] * 8
     stepped(model, 1.0)
-    vector.settle(torch.from_numpy(delta))
+    vector.add_to_base(torch.from_numpy(delta))
     stepped(model, 1.0)
     vector.enter(torch.from_numpy(shared + 10.0))  # of which 8 are of other nodes
     assert values_of(vector) == (shared + 12.0).tolist()
@@ -238,7 +238,7 @@ def test_what_a_codec_leaves_out_and_what_was_not_sent_goes_out_with_the_next_de
     vector.cut(delta)
     sent = torch.zeros(8)
     sent[:4] = 1.5
-    vector.settle(sent)
+    vector.add_to_base(sent)
     part = torch.zeros(8)
     part[:2] = 1.5
     vector.take_back(part)
@@ -265,7 +265,7 @@ def test_the_shared_values_can_be_had_at_any_time(dtype: torch.dtype) -> None:
     stepped(model, 2.0)
     vector.cut(delta)
     assert known() == shared.tolist()
-    vector.settle(torch.from_numpy(delta))
+    vector.add_to_base(torch.from_numpy(delta))
     assert vector.is_ahead
     assert known() == shared.tolist()
     lacks = torch.from_numpy(delta.copy())
@@ -275,7 +275,7 @@ def test_the_shared_values_can_be_had_at_any_time(dtype: torch.dtype) -> None:
     assert values_of(vector) == (shared + 7.0).tolist()
     stepped(model, 1.0)
     vector.cut(delta)
-    vector.settle(torch.from_numpy(delta))
+    vector.add_to_base(torch.from_numpy(delta))
     assert known() == (shared + 5.0).tolist()
     stepped(model, -1.0)
     vector.take_back(torch.from_numpy(delta))
@@ -348,7 +348,7 @@ def exchanged(chunk: int, *, is_on_host: bool = True) -> tuple[list[bool], bytes
         stepped(model, 0.1 * (turn + 1))
         found.append(vector.cut(delta) < MAX_LENGTH)
         sent = delta.round(1)
-        vector.settle(torch.from_numpy(sent))
+        vector.add_to_base(torch.from_numpy(sent))
         stepped(model, 0.01)
         part = np.where(np.arange(total) % 2, sent, 0).astype(np.float32)
         vector.take_back(torch.from_numpy(part))
