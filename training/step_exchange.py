@@ -126,6 +126,7 @@ class StepExchange:
         return row, pushed
 
     def _count(self, step: int, samples: int) -> None:
+        """The step is counted. Heartbeats carry what is announced here, and the barriers of the others wait for it."""
         self._advance(step)
         self._swarm.announce(
             step=step, step_seconds=self._progress.step_seconds, samples=samples if samples > 0 else None

@@ -6,8 +6,9 @@ of the step have entered the model. Progress, waiting and failures are logged an
 waiting node can be distinguished from a slow one.
 
 A step has several states. It is *trained* when the trainer has reported it; the barrier asks with this number whether
-the next one may begin. It is *counted* when the push of the delta that has it returns, even if no owner has
-acknowledged anything; the others are told this number. A delta's *base step* is the median counted step of the swarm
+the next one may begin. It is *counted* when the push of the delta that has it returns: with the answers of all owners,
+or after a silence even with none. The others are told this number, and their barriers see nothing else of a node. A
+delta's *base step* is the median counted step of the swarm
 when its node pulled last. The *known step* is the step whose pulled values the trainer has.
 """
 
@@ -147,16 +148,19 @@ class StepLoop:
     async def _exchange_beside(self, trained: TrainedStep) -> None:
         """Start to exchange the delta of a step, beside the training of the next one; without a delta keep only a row.
 
+        The trainer cuts a delta only when the values of the last exchange have entered, which is the end of that
+        exchange: a report with a delta waits for it no longer than a turn of the event loop.
+
         Raises what the exchange before has raised: after a failed one the trainer reports no delta any more."""
         if trained.report.has_delta or (self._exchanging is not None and self._exchanging.done()):
-            await self._settle()  # it has ended, or is about to: the trainer has a delta again
+            await self._end_exchange()
         if not trained.report.has_delta:
             self._rows.append(trained.row())
             return
         self._all_counted.clear()
-        self._exchanging = asyncio.create_task(self._exchanged(trained), name=f"exchange-step-{trained.step}")
+        self._exchanging = asyncio.create_task(self._push_and_pull(trained), name=f"exchange-step-{trained.step}")
 
-    async def _exchanged(self, trained: TrainedStep) -> None:
+    async def _push_and_pull(self, trained: TrainedStep) -> None:
         try:
             row, pushed = await self._steps.push(trained)
         finally:
@@ -173,7 +177,7 @@ class StepLoop:
     async def _pass_barrier(self, step: int) -> None:
         """The trainer stands still until this returns."""
         if self._waiter.barrier.synchronous:
-            await self._settle()
+            await self._end_exchange()
         elif self._has_barrier:
             self._waited_s = await self._wait_for_others(step)
 
@@ -182,7 +186,7 @@ class StepLoop:
             return 0.0
         return await self._waiter.wait(step, self.progress.step_seconds)
 
-    async def _settle(self) -> None:
+    async def _end_exchange(self) -> None:
         """Wait until no delta is being exchanged."""
         exchanging, self._exchanging = self._exchanging, None
         if exchanging is not None:
@@ -200,13 +204,13 @@ class StepLoop:
     async def _end_turns(self) -> None:
         """Exchange what was trained while the last delta was under way, and do what is due: the trainer trains no more,
         or not soon."""
-        await self._settle()
+        await self._end_exchange()
         if self._added_up:
             order = StepOrder(self._trained_step, 0, 1.0, is_first=False)
             with contextlib.suppress(TrainerFailed):
                 report = await self._trainer.train(order)
-                await self._exchange_beside(self._trained(report, 0.0, 0.0, is_last=True))
-                await self._settle()
+                await self._exchange_beside(self._as_trained_step(report, 0.0, 0.0, is_last=True))
+                await self._end_exchange()
         await self._between_turns()
 
     def _note(self, trained: TrainedStep, row: StepRow) -> None:
@@ -372,13 +376,13 @@ class StepLoop:
         self._trained_step += 1
         self.progress.note_turn(report.seconds, ended - began + idle_s)
         self._note_training(report)
-        trained = self._trained(report, ended - began, idle_s, is_last=self._ended() is not None)
+        trained = self._as_trained_step(report, ended - began, idle_s, is_last=self._ended() is not None)
         if report.has_delta and report.is_finite:
             self._on_trained(self._trainer.delta)
         self.take_measured()
         return trained
 
-    def _trained(self, report: StepReport, train_s: float, idle_s: float, *, is_last: bool) -> TrainedStep:
+    def _as_trained_step(self, report: StepReport, train_s: float, idle_s: float, *, is_last: bool) -> TrainedStep:
         step, samples = self._trained_step, self._added_samples + report.samples
         if report.has_delta:
             self._added_up, self._added_samples = [], 0
@@ -404,7 +408,7 @@ class StepLoop:
         """
         self._forget_added_up()
         # It begins with the shared values: the delta under way has to be in them, and what is said of it to be past.
-        await self._settle()
+        await self._end_exchange()
         self._is_spoilt = False
         while True:
             count = self._failures.note(error.cause, self._clock.monotonic())

@@ -77,7 +77,9 @@ class Barrier:
 
     @property
     def synchronous(self) -> bool:
-        """Bulk-synchronous visibility: deltas of a step show only after its barrier."""
+        """Bulk-synchronous visibility: deltas of a step show only after its barrier. Only bsp has it, and not pbsp,
+        which looks at a sample. For the exchange the manifest says the same (`Manifest.barrier_family`): all nodes
+        agree."""
         return self.method == "bsp"
 
     def enough(self, mine: int) -> int | None:

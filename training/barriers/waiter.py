@@ -127,27 +127,27 @@ class BarrierWaiter:
             self.queries += len(lagging)
             await self._swarm.query_steps(lagging)
         now = self._clock.monotonic()
-        found = (self._counted(node.node_id, lagging, queried_at, now) for node in sample)
-        counted = [
+        found = (self._if_alive(node.node_id, lagging, queried_at, now) for node in sample)
+        awaited = [
             peer
             for peer in found
             if peer is not None
             and (self.barrier.is_enough(step, peer.step) or self._is_plausible(peer, step_seconds, now))
         ]
         # Where none of the sample counts there is nobody to wait for, and the barrier passes.
-        if self.barrier.passes(step, [peer.step for peer in counted]):
+        if self.barrier.passes(step, [peer.step for peer in awaited]):
             return True
-        slowest = min(counted, key=lambda peer: (peer.step, peer.node_id), default=None)
+        slowest = min(awaited, key=lambda peer: (peer.step, peer.node_id), default=None)
         limit = step if sufficient_step is None else sufficient_step
-        behind = sum(peer.step < limit for peer in counted)
+        behind = sum(peer.step < limit for peer in awaited)
         if slowest is None:  # a custom predicate may refuse an empty sample
             self.waiting = BarrierWait(started, 0, 0, self._swarm.node_id, step)
         else:
-            self.waiting = BarrierWait(started, behind, len(counted), slowest.node_id, slowest.step)
+            self.waiting = BarrierWait(started, behind, len(awaited), slowest.node_id, slowest.step)
         return False
 
-    def _counted(self, node_id: bytes, queried: list[bytes], queried_at: float, now: float) -> Peer | None:
-        """The peer if it counts for this test, after the answers have come in."""
+    def _if_alive(self, node_id: bytes, queried: list[bytes], queried_at: float, now: float) -> Peer | None:
+        """The peer if this test looks at it, after the answers have come in."""
         peer = self._swarm.peers.get(node_id)
         if peer is None or not self._swarm.is_alive(node_id) or not peer.counts_for_barrier(now, self._began_at):
             return None

@@ -259,7 +259,8 @@ class Trainer(Protocol):
         self, step: int, keeps_base: Ranges = (), takes_back: Ranges = (), adds_delta: Ranges = ()
     ) -> None:
         """End the exchange of the last delta: `vector` holds the shared values of `step`. Returns when the model has
-        moved to them, at the next optimiser step, or when the trainer has failed.
+        moved to them, or when the trainer has failed. It moves at its next optimiser step, before a cut, or while it
+        waits for an order.
 
         Each shard is one of three. Mostly the values contain the delta, and the trainer takes them. They came without
         it in the ranges `adds_delta`: it adds the delta to them. Nothing came, or perhaps a value without a delta that
