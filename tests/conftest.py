@@ -24,8 +24,9 @@ pytest_plugins = ["tests.harness.runner.forked_workers", "tests.harness.runner.q
 hypothesis.settings.register_profile("p2pnode", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("p2pnode")
 
-# Before NumPy is loaded: two threads of OpenBLAS on small matrices wait for each other, ten times as long as one works.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Before NumPy and torch are loaded: two threads on small matrices wait for each other, ten times as long as one works.
+for library in ("OPENBLAS", "OMP"):
+    os.environ[f"{library}_NUM_THREADS"] = "1"
 
 
 def pytest_configure(config: pytest.Config) -> None:

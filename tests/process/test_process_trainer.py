@@ -95,7 +95,6 @@ async def _add_late(trainer: ProcessTrainer, step: int) -> None:
 def test_one_node_equals_the_bare_loop(world: World) -> None:
     """200 optimiser steps through the process, plain sum, agree to 1e-6 with the bare torch loop. In the second half of
     them values enter while the next step is trained."""
-    import torch
 
     from p2pnode.training.trainer.state.snapshot import seed_all
     from p2pnode.training.trainer_link.messages import derive_node_seed
@@ -112,8 +111,6 @@ def test_one_node_equals_the_bare_loop(world: World) -> None:
 
     got = world.run(scenario)
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     node_seed = derive_node_seed(3, b"n" * 20)
     seed_all(3)
     task = tasks.Adaptive({}, data_dir="", seed=3, node_seed=node_seed, device="cpu")
@@ -126,7 +123,6 @@ def test_one_node_equals_the_bare_loop(world: World) -> None:
         spec.optimizer.step()
         assert spec.scheduler is not None
         spec.scheduler.step()
-    torch.set_num_threads(threads)
     bare = np.concatenate([value.detach().numpy().ravel() for _, value in sorted(spec.model.named_parameters())])
     np.testing.assert_allclose(got, bare, rtol=0, atol=1e-6)
 

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-import torch
 
 from p2pnode.training.trainer import attach
 from p2pnode.training.trainer.connection import DaemonConnection
@@ -305,9 +304,5 @@ def train_together(scripts: dict[str, Callable[[], Any]], folder: Path, steps: i
             assert not trainer.error, trainer.error
         found.append(Together(value, trainers, swarm))
 
-    threads = torch.get_num_threads()
-    try:
-        VirtualLoop().run(main(), limit_s=3600)
-    finally:
-        torch.set_num_threads(threads)
+    VirtualLoop().run(main(), limit_s=3600)
     return found[0]

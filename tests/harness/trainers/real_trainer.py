@@ -35,7 +35,6 @@ class InlineTrainer:
     """Implements `training.trainer_link.interface.Trainer` around a `TaskRunner`; one thread, on the loop."""
 
     def __init__(self, task: Task, seed: int) -> None:
-        torch.set_num_threads(1)
         torch.manual_seed(seed)
         self.runner = TaskRunner("inline", task, task.build())
         size = self.runner.model_vector.layout.total

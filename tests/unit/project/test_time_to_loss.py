@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.__main__ import command_of, parser
 from benchmarks.record import NotMeasured
-from benchmarks.time_to_loss import lockstep, pages, plan, results, runs
+from benchmarks.time_to_loss import learning, lockstep, pages, plan, results, runs
 from benchmarks.time_to_loss.learning import Given, common_text, judged
 from benchmarks.time_to_loss.picture import apart
 from benchmarks.time_to_loss.results import Line, Result
@@ -195,8 +195,6 @@ def test_labels_stay_where_they_have_room() -> None:
 
 def test_no_node_trains_on_what_all_are_judged_by(tmp_path: Path) -> None:
     """Each byte of the text is one node's, or the common part's, or left over at the end."""
-    from benchmarks.time_to_loss import learning  # it imports torch
-
     file = tmp_path / "text"
     file.write_bytes(bytes(range(250)))
     given = learning.Given(0, 3, 0, 0.5, 300.0, 60.0, str(tmp_path), str(file), "", "")
@@ -206,9 +204,12 @@ def test_no_node_trains_on_what_all_are_judged_by(tmp_path: Path) -> None:
     assert len({byte for part in parts for byte in part}) == 224
 
 
-def test_in_lockstep_one_node_that_exchanges_all_at_once_trains_as_alone(tmp_path: Path) -> None:
+def test_in_lockstep_one_node_that_exchanges_all_at_once_trains_as_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The shared model is its own of a step before, for what is cut arrives in the next one; with a rate of 0 it stays
     what it was."""
+    monkeypatch.setattr(learning, "VALIDATION_BATCHES", 1)
     text = tmp_path / "text"
     text.write_bytes(bytes(range(32, 127)) * 40)
     given = Given(0, 1, 0, lockstep.STEP_S, 2.0, 1.0, str(tmp_path), str(text), "", "")

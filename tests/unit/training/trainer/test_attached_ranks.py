@@ -28,8 +28,6 @@ from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed, Ve
 from p2pnode.training.trainer_link.shared_memory import SharedVectors
 from tests.process.harness.trainer_world import wait_until
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Link = tuple["queue.Queue[Any]", "queue.Queue[Any]"]
 
 

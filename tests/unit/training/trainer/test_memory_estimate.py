@@ -13,8 +13,6 @@ from p2pnode.training.trainer.connection import ScriptWarnings
 from p2pnode.training.trainer.script_arguments import ScriptArguments
 from p2pnode.training.trainer.state.state_writer import tensor_bytes
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WIDTH = 256
 
 

@@ -18,8 +18,6 @@ from p2pnode.training.trainer_link.messages import DeltaEncoded, StepAnswer, Val
 from tests.harness.trainers import tasks
 from tests.harness.trainers.task_node import TaskNode as Node
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def several(given: Any) -> list[Any]:
     return [] if given is None else given if isinstance(given, list) else [given]

@@ -108,7 +108,6 @@ def test_a_schedule_goes_back_although_a_group_was_added() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [pytest.approx(0.1), pytest.approx(0.05)]
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_lbfgs_goes_on_from_weights_that_were_loaded() -> None:
     """Its history is of other positions: with it the loss rose to 10^6 in one of the turns."""
     torch.manual_seed(2)
@@ -207,9 +206,6 @@ def test_a_model_is_a_module() -> None:
     with pytest.raises(TrainerFailed, match=r"the model is SGD, not a torch\.nn\.Module"):
         require_model(SGD(nn.Linear(2, 2).parameters(), lr=1.0))
     require_model(nn.Linear(2, 2))
-
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def optimized() -> tuple[nn.Module, torch.optim.Optimizer, Any]:

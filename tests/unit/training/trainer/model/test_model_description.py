@@ -20,8 +20,6 @@ from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer.state.snapshot import CannotWrite
 from p2pnode.training.trainer_link.interface import ModelDescription
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Tied(nn.Module):
     """An embedding whose weight is the output layer's too, under a name that sorts first."""

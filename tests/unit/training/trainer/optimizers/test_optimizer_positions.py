@@ -16,8 +16,6 @@ from p2pnode.training.trainer.optimizers.optimizer_positions import OptimizerPos
 from tests.harness.trainers.local_nodes import LocalNode, LocalSwarm
 from tests.harness.trainers.optimizers import DualAveraging, Lookahead, Prodigy, SGDScheduleFree
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Make = Callable[[nn.Module], Sequence[Any]]
 
 

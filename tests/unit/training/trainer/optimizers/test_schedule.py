@@ -14,8 +14,6 @@ from p2pnode.training.trainer.script_arguments import ScriptArguments
 from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.trainers.task_node import TaskNode as Node
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_a_late_joiner_has_the_learning_rate_of_the_others() -> None:
     """A cosine schedule depends only on the swarm's step: a node that starts at step 9 has the rate of the others."""

@@ -15,8 +15,6 @@ from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.trainers.local_nodes import LocalNode, LocalSwarm
 from tests.harness.trainers.optimizers import Modes, SGDScheduleFree
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def make(model: nn.Module) -> list[Any]:
     return [SGDScheduleFree(model.parameters(), lr=0.5)]

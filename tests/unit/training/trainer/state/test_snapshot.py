@@ -11,8 +11,6 @@ from p2pnode.training.trainer.state import snapshot
 from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.trainers.task_node import TaskNode as Node
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_integer_buffers_are_in_the_snapshot(tmp_path: Path) -> None:
     """They are the node's own and in no vector, so they are saved with its state."""

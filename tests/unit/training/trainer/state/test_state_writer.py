@@ -17,8 +17,6 @@ from p2pnode.training.trainer.state.copy_pool import CopyPool
 from p2pnode.training.trainer.state.state_writer import StateWriter, not_finite, tensor_bytes
 from p2pnode.training.trainer_link import messages
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Link:
     """Collects what is sent, and waits for it."""
