@@ -15,7 +15,6 @@ from p2pnode.training.encoding.codec_choice import CodecChoice, CodecControl
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.pull_codecs import change_codec
 from p2pnode.training.encoding.step_bytes import StepShape
-from p2pnode.training.exchange.backup import BackupHandler
 from p2pnode.training.exchange.client.outbox import Outbox
 from p2pnode.training.exchange.client.pull import PullClient, PullReport
 from p2pnode.training.exchange.client.push import PushClient, PushReport
@@ -25,6 +24,7 @@ from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.owner.final_values import FinalValues
 from p2pnode.training.exchange.owner.publishing import Publisher
 from p2pnode.training.exchange.owner.reads import ReadHandler
+from p2pnode.training.exchange.owner.replication import ForwardHandler
 from p2pnode.training.exchange.owner.validation import ShardInspector
 from p2pnode.training.exchange.peer_score import PeerScore
 from p2pnode.training.exchange.recovery.failover import Failover
@@ -111,20 +111,7 @@ class Exchange:
             environment,
             choose=lambda: change_codec(settings, codec.codec),
         )
-        self.backup = BackupHandler(
-            swarm,
-            store,
-            self.replica,
-            view,
-            run,
-            rpc,
-            rebalance,
-            self.publisher,
-            self.sent,
-            counters,
-            environment,
-            has_backups=has_backups,
-        )
+        self.forwards = ForwardHandler(store, view, rpc, self.sent, counters, environment)
         self.directory = OwnerDirectory(swarm, store, view, rpc, rebalance, environment)
         self.final_values = FinalValues(swarm, store, view, rpc, self.directory, rebalance, environment)
         inspector = ShardInspector(store, counters, rebalance, environment)
@@ -193,8 +180,18 @@ class Exchange:
         self.reconciler = SplitReconciler(
             swarm, store, view, run, rpc, rebalance, self.directory, self.deltas, counters, settings, environment
         )
-        moves = ShardMoves(
-            swarm, store, rpc, self.deltas, self.publisher, counters, environment, has_backups=has_backups
+        self.moves = ShardMoves(
+            swarm,
+            store,
+            self.replica,
+            view,
+            run,
+            rpc,
+            rebalance,
+            self.deltas,
+            self.publisher,
+            counters,
+            environment,
         )
         routes = RouteFinder(swarm, store, view, rpc, rebalance, environment)
         self._failover = Failover(
@@ -219,11 +216,11 @@ class Exchange:
             rebalance=rebalance,
             directory=self.directory,
             publisher=self.publisher,
-            moves=moves,
+            moves=self.moves,
             failover=self._failover,
             duties={
                 JobKind.FIND_ROUTES: duty(routes.due, routes.look),
-                JobKind.CONFIRM_BACKUP: duty(self.backup.due, self.backup.ask),
+                JobKind.CONFIRM_BACKUP: duty(self.moves.due, self.moves.ask),
                 JobKind.RESEND: duty(resending.due, resending.send),
                 JobKind.RECONCILE: duty(self.reconciler.due, lambda _: self.reconciler.reconcile()),
             },
@@ -259,7 +256,7 @@ class Exchange:
         """Serve requests and start the background work."""
         self._swarm.on_change(self._on_change)
         self.rpc.serve_indirect()
-        for handlers in (self.deltas, self.reads, self.backup, self.reconciler, self.final_values):
+        for handlers in (self.deltas, self.forwards, self.moves, self.reads, self.reconciler, self.final_values):
             handlers.register()
         services = {
             "rebalancer": self.rebalancer.run,

@@ -91,7 +91,7 @@ class SwarmView:
         `has_backups`: a shard has a backup where another node can be one."""
         self._swarm = swarm
         self.has_steps = has_steps
-        self._has_backups = has_backups
+        self.has_backups = has_backups
         #: Members that send nonsense, and those that are alive and answer no requests, count as gone.
         self.score = score
         #: Members that count the workers differently.
@@ -204,7 +204,7 @@ class SwarmView:
 
     def expects_backups(self) -> bool:
         """Whether every shard has a backup, or is about to get one."""
-        return self._has_backups and self.has_eligible_others()
+        return self.has_backups and self.has_eligible_others()
 
     def has_eligible_others(self) -> bool:
         """Whether another known node could own or back up a shard."""

@@ -1,4 +1,4 @@
-"""Replicates a delta before its owner adds it: forward to backup and learner, check again, add.
+"""Replicates a delta before its owner adds it: forward to backup and learner, check again, add; and what these answer.
 
 Between the forward and its answer the owner, its term, its backup or the delta itself may change. So the owner checks
 again after every answer, and adds only if each of its present targets has acknowledged the delta under the present
@@ -8,24 +8,37 @@ term. A delta that cannot be added is answered with `redirect` or `retry`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
+from collections.abc import AsyncIterator, Container
 from dataclasses import dataclass
 from itertools import chain
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact
-from p2pnode.overlay.transport import TransportError
-from p2pnode.training.encoding.frames import sized
-from p2pnode.training.exchange.delta import IncomingDelta
-from p2pnode.training.exchange.messages import Forward, ForwardAnswer, Forwarded, ForwardResult, Push, PushResult
-from p2pnode.training.exchange.owner.validation import DeltaValidator
+from p2pnode.overlay.transport import Buffer, Response, TransportError
+from p2pnode.training.encoding import codecs
+from p2pnode.training.encoding.codecs import Encoded, Vector
+from p2pnode.training.encoding.frames import FrameReader, Part, read_encoded, sized
+from p2pnode.training.encoding.table import CodecName
+from p2pnode.training.exchange.delta import NO_VALUES, IncomingDelta, SentDeltas, read_item
+from p2pnode.training.exchange.messages import (
+    Forward,
+    ForwardAnswer,
+    Forwarded,
+    ForwardResult,
+    ForwardStatus,
+    Push,
+    PushResult,
+    encode,
+)
+from p2pnode.training.exchange.owner.validation import DeltaValidator, is_good
 from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
-from p2pnode.training.exchange.store.records import Owned
+from p2pnode.training.exchange.store.records import BufferedDelta, Owned
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import Fence, Term
 from p2pnode.training.shards.applied import DeltaId
+from p2pnode.training.shards.delta_range import is_delta_in_range
 from p2pnode.training.shards.outer_rule import is_plain
 from p2pnode.training.swarm import Swarm
 
@@ -255,3 +268,90 @@ def _head(item: IncomingDelta, owned: Owned, *, has_it: bool) -> Forwarded:
         has_it,
         item.number,
     )
+
+
+@dataclass(eq=False)
+class ForwardHandler:
+    """Takes the deltas that the owners of shards forward to this node, as their backup or learner."""
+
+    store: ShardStore
+    view: SwarmView
+    rpc: ExchangeRpc
+    sent: SentDeltas
+    counters: Counters
+    environment: Environment
+
+    def register(self) -> None:
+        """Register the request handler."""
+        self.rpc.register("forward", Forward, self._on_forward)
+
+    async def _on_forward(self, sender: Contact, message: Forward, stream: AsyncIterator[Buffer]) -> Response:
+        reader, results = FrameReader(stream), []
+        for entry in message.shards:
+            item: BufferedDelta | ForwardStatus = "unknown"
+            if entry.shard < len(self.store):
+                item = await self._item(reader, sender, message, entry)
+            if isinstance(item, BufferedDelta):
+                results.append(self._accept(entry, item, sender))
+            else:
+                results.append(ForwardResult(entry.shard, item))
+        return Response(encode(ForwardAnswer(results)))
+
+    async def _item(
+        self, reader: FrameReader, sender: Contact, message: Forward, entry: Forwarded
+    ) -> BufferedDelta | ForwardStatus:
+        """One shard of a forward; `lacks` for a delta of this node that it keeps no more, `unknown` for no delta."""
+        shard, size = entry.shard, self.store.size(entry.shard)
+        turns, executor = self.rpc.turns, self.environment.executor
+        identity = DeltaId(message.node, message.incarnation, entry.number or message.step)
+        if self.store.holds_values:
+            batch = await read_item(reader, shard, 0)
+            self.counters.bytes_received += len(batch.encoded)
+            await turns.take(batch.work)
+            return batch.buffered(identity, 1.0)
+        delta: Vector = NO_VALUES
+        encoded: Encoded = b""
+        codec: CodecName = "float32"
+        if not entry.has_it:
+            encoded, codec = await read_encoded(reader, shard, Part.DELTA, size)
+            self.counters.bytes_received += len(encoded)
+            delta, is_in_range = await turns.run(executor, size, _decoded_in_range, encoded, codec, size)
+            # Promise 7: values that are not finite or absurd change nothing.
+            if not is_in_range:
+                self.environment.log.warning("forward_out_of_range", source=sender.node_id.hex()[:8], shard=shard)
+                self.view.score.nonsense(sender.node_id, "forward")
+                return "unknown"
+        elif (sent := self.sent.find(identity, shard)) is not None:
+            encoded, codec = sent.encoded, sent.codec
+            delta = await turns.run(executor, size, codecs.decoded, encoded, codec, size)
+        elif not self._has(identity, shard, sender):
+            return "lacks"
+        # Promise 7: an absurd step changes nothing.
+        if message.step > self.view.plausible_steps().furthest:
+            return "unknown"
+        found = IncomingDelta(
+            shard, delta, encoded, codec, norm=entry.norm, scale=entry.scale, momentum=message.momentum
+        )
+        return found.buffered(identity, message.weight)
+
+    def _has(self, identity: DeltaId, shard: int, owner: Contact) -> bool:
+        """Whether the delta is in the copy: its forward came late, and its values are not looked at."""
+        backed = self.store.backed.get(shard)
+        is_active = backed is not None and backed.is_active and backed.owner.node_id == owner.node_id
+        return is_active and backed is not None and backed.state is not None and backed.state.knows(identity)
+
+    def _accept(self, entry: Forwarded, item: BufferedDelta, sender: Contact) -> ForwardResult:
+        folded = entry.folded_step and min(entry.folded_step, self.view.plausible_steps().furthest)
+        status, known = self.store.accept_forward(entry.shard, entry.term, item, folded, sender.node_id)
+        backed, now_s = self.store.backed.get(entry.shard), self.environment.clock.monotonic()
+        # Promise 7: broken memory.
+        if backed is not None and backed.state is not None and not is_good(backed.state, now_s):
+            self.store.drop_copy(entry.shard)  # the owner hears of it now, and sends its state again
+            self.environment.log.error("copy_broken", shard=entry.shard)
+            status = "unknown"
+        return ForwardResult(entry.shard, status, known)
+
+
+def _decoded_in_range(encoded: Encoded, codec: CodecName, size: int) -> tuple[Vector, bool]:
+    delta = codecs.decoded(encoded, codec, size)
+    return delta, is_delta_in_range(delta)

@@ -116,7 +116,7 @@ class ShardStore:
         if backed is not None and is_others and term > max(backed.term, self.promised_here(shard)):
             # Another pair took over without this node. Promise 1: below the term promised to this learner its owner may
             # have used that term, and count on this copy. A newer term of its own owner does not end the backup role:
-            # only the owner knows whether it has another backup, and it is asked (`training.exchange.backup`).
+            # only the owner knows whether it has another backup, and it is asked (`ShardMoves.ask`).
             del self.backed[shard]
             self._keep_superseded(shard, backed.term, backed.state)
         elif backed is not None and backed.state is not None and term == backed.promised:
