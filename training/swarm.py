@@ -154,8 +154,3 @@ class Swarm(Protocol):
     ) -> AbstractAsyncContextManager[ReceivedResponse]:
         """Send a request to a node. Raises `TransportError`."""
         ...
-
-
-def own_contact(swarm: Swarm) -> Contact:
-    """This node, at its present address."""
-    return Contact(swarm.node_id, swarm.address)

@@ -259,7 +259,7 @@ async def test_a_restarted_node_enters_the_publications_again(world: World) -> N
     states = {
         shard: StoredState(term, state.copy(), clean=False) for shard, term, state in exchange.store.states_to_save()
     }
-    vector, versions = exchange.replica.vector.copy(), exchange.versions()
+    vector, versions = exchange.replica.vector.copy(), exchange.replica.versions()
     theirs = dict.fromkeys(exchange.store.owned)
     publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
     world.kill(name)

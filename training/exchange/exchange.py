@@ -33,7 +33,7 @@ from p2pnode.training.exchange.recovery.rebalancing import JobKind, Rebalancer, 
 from p2pnode.training.exchange.recovery.reconciliation import SplitReconciler
 from p2pnode.training.exchange.recovery.resending import Resending
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Counters, Phase, RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import Phase, RebalanceRequests, RunState
 from p2pnode.training.exchange.store.records import RepairLog, StoredState
 from p2pnode.training.exchange.store.replica import Replica, ReplicaReading, has_known_owner
 from p2pnode.training.exchange.store.shard_store import ShardStore
@@ -82,8 +82,9 @@ class Exchange:
             swarm.node_id, manifest.bounds(), parameters, manifest.rule, log, synchronous=synchronous
         )
         self.replica = Replica(replica, store.bounds)
-        self.run, self.counters, self.sent = RunState(incarnation), Counters(), SentDeltas()
-        run, counters = self.run, self.counters
+        self.run, self.sent = RunState(incarnation), SentDeltas()
+        run, counters = self.run, self.run.counters
+        self.counters = counters
         score = PeerScore(swarm.node_id, clock, environment.log)
         has_steps = not store.holds_values
         self.view = view = SwarmView(swarm, clock, run, score, has_steps=has_steps, has_backups=has_backups)
@@ -91,59 +92,25 @@ class Exchange:
         self.rebalance = rebalance = RebalanceRequests(store)
         self.codec = codec = CodecChoice(settings)
         self._swarm, self._fences = swarm, FenceFile(store.ownership, genesis, environment)
-        self.deltas = DeltaHandler(
-            swarm,
-            settings,
-            store,
-            view,
-            run,
-            rpc,
-            rebalance,
-            codec,
-            counters,
-            environment,
-            stale_limit=stale_limit,
+        self.deltas = deltas = DeltaHandler(
+            swarm, settings, store, view, run, rpc, rebalance, codec, environment, stale_limit=stale_limit
         )
-        self.publisher = Publisher(
-            store,
-            self.replica,
-            view,
-            environment,
-            choose=lambda: change_codec(settings, codec.codec),
+        self.publisher = publisher = Publisher(
+            store, self.replica, view, environment, choose=lambda: change_codec(settings, codec.codec)
         )
         self.forwards = ForwardHandler(store, view, rpc, self.sent, counters, environment)
-        self.directory = OwnerDirectory(swarm, store, view, rpc, rebalance, environment)
-        self.final_values = FinalValues(swarm, store, view, rpc, self.directory, rebalance, environment)
+        self.directory = directory = OwnerDirectory(swarm, store, view, rpc, rebalance, environment)
+        self.final_values = FinalValues(swarm, store, view, rpc, directory, rebalance, environment)
         inspector = ShardInspector(store, counters, rebalance, environment)
         self.reads = ReadHandler(
-            store,
-            self.replica,
-            run,
-            view,
-            rpc,
-            rebalance,
-            counters,
-            self.final_values,
-            self.publisher,
-            inspector,
+            store, self.replica, run, view, rpc, rebalance, self.final_values, publisher, inspector
         )
         self.codec_control = CodecControl(
             codec, swarm.line, environment.log, self._step_shape, is_beside=not synchronous
         )
-        self.outbox = Outbox(self.sent, swarm, store, view, rpc, self.directory, self.deltas, counters, environment)
+        self.outbox = Outbox(self.sent, swarm, store, view, rpc, directory, deltas, counters, environment)
         self.push_client = PushClient(
-            swarm.node_id,
-            settings,
-            store,
-            view,
-            run,
-            codec,
-            rpc.turns,
-            self.outbox,
-            self.directory,
-            self.deltas,
-            counters,
-            environment,
+            settings, store, view, run, codec, rpc.turns, self.outbox, directory, deltas, environment
         )
         self.values = SwarmValues(
             node_id=swarm.node_id,
@@ -152,15 +119,14 @@ class Exchange:
             view=view,
             rpc=rpc,
             rebalance=rebalance,
-            replicator=self.deltas.replicator,
-            in_flight=self.deltas.in_flight,
-            directory=self.directory,
+            replicator=deltas.replicator,
+            in_flight=deltas.in_flight,
+            directory=directory,
             settings=settings,
-            counters=counters,
             environment=environment,
         )
         if store.holds_values:
-            self.deltas.values = self.values.handler
+            deltas.values = self.values.handler
         self.pull_client = PullClient(
             swarm,
             store,
@@ -168,54 +134,30 @@ class Exchange:
             run,
             view,
             rpc,
-            self.directory,
+            directory,
             self.final_values,
             inspector,
-            counters,
             environment,
             settings,
             codec,
-            self.publisher,
+            publisher,
         )
         self.reconciler = SplitReconciler(
-            swarm, store, view, run, rpc, rebalance, self.directory, self.deltas, counters, settings, environment
+            swarm, store, view, run, rpc, rebalance, directory, deltas, settings, environment
         )
-        self.moves = ShardMoves(
-            swarm,
-            store,
-            self.replica,
-            view,
-            run,
-            rpc,
-            rebalance,
-            self.deltas,
-            self.publisher,
-            counters,
-            environment,
-        )
+        self.moves = ShardMoves(swarm, store, self.replica, view, run, rpc, rebalance, deltas, publisher, environment)
         routes = RouteFinder(swarm, store, view, rpc, rebalance, environment)
-        self._failover = Failover(
-            swarm,
-            store,
-            self.replica,
-            run,
-            view,
-            rpc,
-            rebalance,
-            self.directory,
-            routes,
-            environment,
-        )
-        resending = Resending(swarm, self.sent, store, view, run, rpc, self.deltas, counters, environment)
+        self._failover = Failover(swarm, store, self.replica, run, view, rpc, rebalance, directory, routes, environment)
+        resending = Resending(self.sent, store, view, run, rpc, deltas, environment)
         self.rebalancer = Rebalancer(
             swarm=swarm,
             store=store,
             view=view,
-            run=run,
+            run_state=run,
             rpc=rpc,
             rebalance=rebalance,
-            directory=self.directory,
-            publisher=self.publisher,
+            directory=directory,
+            publisher=publisher,
             moves=self.moves,
             failover=self._failover,
             duties={
@@ -228,10 +170,6 @@ class Exchange:
             environment=environment,
         )
         self._tasks: list[asyncio.Task[None]] = []
-
-    def versions(self) -> list[tuple[Term, int]]:
-        """(term, version) of the replica's copy of every shard."""
-        return self.replica.versions()
 
     def reading(self, pause: Callable[[], None]) -> ReplicaReading:
         """The replica, for a thread to write to disk (`pause`: see `ReplicaReading`)."""
@@ -258,10 +196,7 @@ class Exchange:
         self.rpc.serve_indirect()
         for handlers in (self.deltas, self.forwards, self.moves, self.reads, self.reconciler, self.final_values):
             handlers.register()
-        services = {
-            "rebalancer": self.rebalancer.run,
-            "fences": self._fences.run,
-        }
+        services = {"rebalancer": self.rebalancer.run, "fences": self._fences.run}
         if self.store.holds_values:
             self.values.handler.register()
             services["check-backups"] = self.values.handler.rounds.check_backups

@@ -186,19 +186,18 @@ VALUES_PER_COPY = 2 * VALUES_PER_TURN
 Arrays = list[tuple[CodecName, memoryview]]
 
 
+@dataclass(eq=False)
 class Subscriber:
     """Takes published values into this node's replica. The result is computed off the event loop in memory of its own;
     only a large shard is copied in turns, and has no version while that lasts. Own shards are copied so too."""
 
-    def __init__(
-        self, store: ShardStore, replica: Replica, counters: Counters, turns: LoopTurns, environment: Environment
-    ) -> None:
-        self._store = store
-        self._replica = replica
-        self._counters = counters
-        self._turns = turns
-        self._executor = environment.executor
-        self._log = environment.log
+    store: ShardStore
+    replica: Replica
+    counters: Counters
+    turns: LoopTurns
+    environment: Environment
+
+    def __post_init__(self) -> None:
         #: The digest of each shard that is in a publication.
         self._digests: dict[int, bytes] = {}
 
@@ -206,8 +205,8 @@ class Subscriber:
         """This node's script has made initial values: if they are the run's, bit by bit, its
         owner sends only what has changed since. Without a version until the owner has confirmed it."""
         source = ApproximatedState(ZERO_TERM, 0)
-        value = self._replica.slice_of(shard)
-        own = await off_loop(self._executor, value.size, begin_run, genesis, shard, value, source)
+        value = self.replica.slice_of(shard)
+        own = await off_loop(self.environment.executor, value.size, begin_run, genesis, shard, value, source)
         await self.enter(shard, own)
 
     async def enter(self, shard: int, published: Published) -> None:
@@ -218,7 +217,7 @@ class Subscriber:
 
     async def read(self, reader: FrameReader, result: PullResult, memory: Allocate) -> tuple[Arrays, int]:
         """The arrays of one answer, with their bytes. Raises `BadFrame` if they are not what the answer names."""
-        shard, size = result.shard, self._store.size(result.shard)
+        shard, size = result.shard, self.store.size(result.shard)
         arrays: Arrays = []
         if result.status == "changes":
             first = result.published - result.changes + 1
@@ -234,32 +233,32 @@ class Subscriber:
         """Bring a shard to the published value of an answer; False if it does not lead from what the shard holds, or
         has another digest. Then the shard is asked for again. Raises `BadFrame` for values out of range."""
         shard = result.shard
-        position = self._replica.position_of(shard)
+        position = self.replica.position_of(shard)
         is_change = result.status == "changes"
         if is_change and position != Position(result.publication, result.published - result.changes):
             return False  # it was overtaken
-        before = self._replica.version_of(shard)
-        held = self._replica.slice_of(shard) if is_change else None
-        size = self._store.size(shard)
+        before = self.replica.version_of(shard)
+        held = self.replica.slice_of(shard) if is_change else None
+        size = self.store.size(shard)
         try:
-            value, digest = await off_loop(self._executor, size * len(arrays), after, held, arrays, size)
+            value, digest = await off_loop(self.environment.executor, size * len(arrays), after, held, arrays, size)
         except ValueError as error:
             raise BadFrame(str(error)) from error
         if digest != result.digest:
             self._note_mismatch(result)
             if is_change:
-                self._replica.invalidate(shard)
+                self.replica.invalidate(shard)
             return False
-        if self._replica.position_of(shard) != position or self._replica.version_of(shard) != before:
+        if self.replica.position_of(shard) != position or self.replica.version_of(shard) != before:
             return False  # another answer was faster
         reached = Position(result.publication, result.published)
         if not await self.write(shard, value, (result.rank_term, result.version), reached):
             raise Nonsense("a published value is out of range")
         self._digests[shard] = digest
         if is_change:
-            self._counters.shards_followed += 1
+            self.counters.shards_followed += 1
         else:
-            self._counters.publications_entered += 1
+            self.counters.publications_entered += 1
         return True
 
     def is_same(self, result: PullResult) -> bool:
@@ -267,20 +266,20 @@ class Subscriber:
         two owners have gone on from one version and this is the other's. Then the shard is asked for again."""
         if not result.publication:
             return True
-        if self._replica.position_of(result.shard) != Position(result.publication, result.published):
+        if self.replica.position_of(result.shard) != Position(result.publication, result.published):
             return False
         if self._digests[result.shard] == result.digest:
-            if self._replica.pulled_version(result.shard) is None:  # it was claimed
-                position = self._replica.position_of(result.shard)
-                self._replica.set_version(result.shard, result.rank_term, result.version, position)
+            if self.replica.pulled_version(result.shard) is None:  # it was claimed
+                position = self.replica.position_of(result.shard)
+                self.replica.set_version(result.shard, result.rank_term, result.version, position)
             return True
         self._note_mismatch(result)
-        self._replica.invalidate(result.shard)
+        self.replica.invalidate(result.shard)
         return False
 
     def _note_mismatch(self, result: PullResult) -> None:
-        self._counters.publication_mismatches += 1
-        self._log.warning(
+        self.counters.publication_mismatches += 1
+        self.environment.log.warning(
             "publication_mismatch", shard=result.shard, published=result.published, changes=result.changes
         )
 
@@ -288,15 +287,15 @@ class Subscriber:
         self, shard: int, value: Vector, version: tuple[Term, int], position: Position = NO_POSITION
     ) -> bool:
         """Copy a value into the replica, in turns of the event loop; False if it has values out of range."""
-        with self._replica.writing(shard) as values:
+        with self.replica.writing(shard) as values:
             if values.size > VALUES_PER_COPY:
-                self._replica.invalidate(shard)  # what is cut off leaves a part of it
+                self.replica.invalidate(shard)  # what is cut off leaves a part of it
             for first in range(0, values.size, VALUES_PER_COPY):
                 part = slice(first, min(first + VALUES_PER_COPY, values.size))
-                await self._turns.take(light(part.stop - first))
+                await self.turns.take(light(part.stop - first))
                 # Promise 7: the trainer never sees such values.
                 if not has_length(value[part], MAX_STATE_LENGTH):
                     return False
                 values[part] = value[part]
-            self._replica.set_version(shard, *version, position)
+            self.replica.set_version(shard, *version, position)
         return True

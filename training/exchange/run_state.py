@@ -25,6 +25,27 @@ class Phase(IntEnum):
 
 
 @dataclass(slots=True)
+class Counters:
+    """Bytes, refusals and losses since the start, for `/status` and `/metrics`."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    merged: int = 0  # shards of deltas added here as owner
+    refused: int = 0  # this node's deltas, by owners
+    refused_here: dict[str, int] = field(default_factory=dict)  # others' deltas, by this node, by reason
+    unusual_norms: int = 0  # shards of deltas with a norm far above the median
+    clipped: int = 0  # shards of deltas that were scaled down
+    repaired: int = 0  # deltas of one shard from the other side of a split, added here
+    shards_followed: int = 0  # shards brought up to date by changes of their published value
+    publications_entered: int = 0  # shards of which the published value was pulled as a whole
+    publication_mismatches: int = 0  # shards with another digest after a pull than at their owner; pulled whole
+    lost_in_splits: int = 0  # acknowledged on this side of a split, and no longer in the log
+    shards_resigned: int = 0  # of this node whose values were not finite, or out of range
+    lost_in_restarts: int = 0  # what disks had, and the copies that the swarm was started again with had not
+    deltas_sent_again: int = 0  # shards of deltas that an owner acknowledged and lost
+
+
+@dataclass(slots=True)
 class RunState:
     """`step` is the last step this node completed, `passed_step` the last one whose barrier it passed."""
 
@@ -34,6 +55,7 @@ class RunState:
     #: Whether it trains: a node that has not begun has no step to compare with those of others.
     has_begun: bool = False
     phase: Phase = Phase.RUNNING
+    counters: Counters = field(default_factory=Counters)
 
     @property
     def is_leaving(self) -> bool:
@@ -57,27 +79,6 @@ class RunState:
 
     def pass_barrier(self, step: int) -> None:
         self.passed_step = max(self.passed_step, step)
-
-
-@dataclass(slots=True)
-class Counters:
-    """Bytes, refusals and losses since the start, for `/status` and `/metrics`."""
-
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    merged: int = 0  # shards of deltas added here as owner
-    refused: int = 0  # this node's deltas, by owners
-    refused_here: dict[str, int] = field(default_factory=dict)  # others' deltas, by this node, by reason
-    unusual_norms: int = 0  # shards of deltas with a norm far above the median
-    clipped: int = 0  # shards of deltas that were scaled down
-    repaired: int = 0  # deltas of one shard from the other side of a split, added here
-    shards_followed: int = 0  # shards brought up to date by changes of their published value
-    publications_entered: int = 0  # shards of which the published value was pulled as a whole
-    publication_mismatches: int = 0  # shards with another digest after a pull than at their owner; pulled whole
-    lost_in_splits: int = 0  # acknowledged on this side of a split, and no longer in the log
-    shards_resigned: int = 0  # of this node whose values were not finite, or out of range
-    lost_in_restarts: int = 0  # what disks had, and the copies that the swarm was started again with had not
-    deltas_sent_again: int = 0  # shards of deltas that an owner acknowledged and lost
 
 
 class RebalanceRequests:

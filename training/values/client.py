@@ -25,7 +25,7 @@ from p2pnode.training.exchange.directory import PARTNER_TIMEOUT_S, OwnerDirector
 from p2pnode.training.exchange.messages import PushResult
 from p2pnode.training.exchange.owner.replication import DeltaReplicator
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.settings import ExchangeSettings
@@ -197,7 +197,6 @@ class SwarmValues:
         in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]],
         directory: OwnerDirectory,
         settings: ExchangeSettings,
-        counters: Counters,
         environment: Environment,
     ) -> None:
         """`in_flight`: what a hand-over waits for, of `DeltaHandler`."""
@@ -205,7 +204,6 @@ class SwarmValues:
         self._run = run
         self._store = store
         self._rpc = rpc
-        self._counters = counters
         rounds = ValueRounds(
             node_id=node_id,
             run=run,
@@ -213,11 +211,10 @@ class SwarmValues:
             replicator=replicator,
             in_flight=in_flight,
             settings=settings,
-            counters=counters,
             environment=environment,
         )
         self.handler = handler = ValueHandler(
-            rpc=rpc, store=store, run=run, view=view, rebalance=rebalance, counters=counters, rounds=rounds
+            rpc=rpc, store=store, run=run, view=view, rebalance=rebalance, rounds=rounds
         )
         #: How many updates of each shard were made here.
         self._numbers: dict[int, int] = {}
@@ -293,7 +290,7 @@ class SwarmValues:
         if owner.node_id == self._me:
             return await self.handler.accept(self._me, updates)
         encoded = msgspec.msgpack.encode(updates)
-        self._counters.bytes_sent += len(encoded)
+        self._run.counters.bytes_sent += len(encoded)
         shards = list(dict.fromkeys(shard for shard, _ in updates))
         message = UpdateValues(self._store.ownership.stale_fences(shards))
         body = sized(blob_frames(0, encoded, Part.UPDATES), blob_framed_bytes(len(encoded)))

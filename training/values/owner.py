@@ -21,7 +21,7 @@ from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import PushResult, encode, record_frames
 from p2pnode.training.exchange.owner.replication import lacks_backup, not_owned
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
@@ -103,7 +103,6 @@ class ValueHandler:
         run: RunState,
         view: SwarmView,
         rebalance: RebalanceRequests,
-        counters: Counters,
         rounds: ValueRounds,
     ) -> None:
         self._rpc = rpc
@@ -111,7 +110,6 @@ class ValueHandler:
         self._run = run
         self._view = view
         self._rebalance = rebalance
-        self._counters = counters
         self.rounds = rounds
         #: How many keys it has answered a read of.
         self.reads = 0
@@ -127,7 +125,7 @@ class ValueHandler:
     async def _on_update(self, sender: Contact, message: UpdateValues, stream: AsyncIterator[Buffer]) -> Response:
         self._rebalance.challenge(message.fences)
         raw, _ = await read_blob(FrameReader(stream), 0, Part.UPDATES, MAX_REQUEST_BYTES + 2 * MAX_VALUE_BYTES)
-        self._counters.bytes_received += len(raw)
+        self._run.counters.bytes_received += len(raw)
         try:
             updates = UPDATES.decode(raw)
         except (ValueError, RecursionError) as error:

@@ -21,7 +21,7 @@ from p2pnode.training.cooperative import VALUES_PER_UPDATE, LoopYielder
 from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import Push, PushResult
 from p2pnode.training.exchange.owner.replication import DeltaReplicator, not_owned
-from p2pnode.training.exchange.run_state import Counters, RunState
+from p2pnode.training.exchange.run_state import RunState
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.terms import Term
@@ -65,7 +65,6 @@ class ValueRounds(ShardTasks):
         replicator: DeltaReplicator,
         in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]],
         settings: ExchangeSettings,
-        counters: Counters,
         environment: Environment,
     ) -> None:
         super().__init__("value-round", environment)
@@ -75,7 +74,6 @@ class ValueRounds(ShardTasks):
         self._replicator = replicator
         self._in_flight = in_flight
         self._value_bytes = settings.value_bytes
-        self._counters = counters
         #: What waits or is being applied, in its order.
         self._queues: dict[int, dict[DeltaId, Waiting]] = {}
         #: How many batches of each shard were made here.
@@ -318,7 +316,7 @@ class ValueRounds(ShardTasks):
             results = [result_of(shard, reasons.get(place, "")) for place in range(len(one.waiting))]
         for waiting, settled in zip(one.waiting, results, strict=True):
             if waiting.is_repair and settled.status == "refused":
-                self._counters.lost_in_splits += 1
+                self._run.counters.lost_in_splits += 1
                 key = repr(decode_key(waiting.update.key))
                 self._environment.log.error("value_update_lost", shard=shard, key=key, reason=settled.reason)
         self._settle(shard, zip(one.waiting, results, strict=True))

@@ -160,7 +160,7 @@ class LargeHistory:
         overlay.step, overlay.activity = step, Activity.TRAINING
         gate.begin()
         self.clocks.start(member.name, self._now(), np.empty(0, np.float32))
-        seen = exchange.versions()
+        seen = exchange.replica.versions()
         progress: Any = None
         while step < self.plan.steps:
             base, began_s = exchange.view.median_step(), self._now()
@@ -183,7 +183,7 @@ class LargeHistory:
             self._steps_done += 1
             await gate.wait(step, overlay.step_seconds)
             await exchange.pull(step)
-            present, now = exchange.versions(), self._now()
+            present, now = exchange.replica.versions(), self._now()
             for shard, (old, new) in enumerate(zip(seen, present, strict=True)):
                 if old != new:
                     self.clocks.fresh(member.name, shard, now)

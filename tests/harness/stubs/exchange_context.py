@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ from p2pnode.training.exchange.messages import decode, encode
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.peer_score import PeerScore
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
 from p2pnode.training.exchange.store.replica import Replica
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
@@ -176,7 +176,6 @@ class ExchangeContext:
     rpc: ExchangeRpc
     rebalance: RebalanceRequests
     codec: CodecChoice
-    counters: Counters = field(default_factory=Counters)
 
 
 def context_of(swarm: ScriptedSwarm, store: ShardStore, *, settings: ExchangeSettings | None = None) -> ExchangeContext:
@@ -232,7 +231,6 @@ def deltas_of(context: ExchangeContext, **changes: Any) -> DeltaHandler:
         "rpc": context.rpc,
         "rebalance": context.rebalance,
         "codec": context.codec,
-        "counters": context.counters,
         "environment": context.environment,
     }
     return DeltaHandler(**{**given, **changes})

@@ -33,7 +33,7 @@ from p2pnode.training.exchange.owner.publishing import Publisher
 from p2pnode.training.exchange.owner.validation import ShardInspector
 from p2pnode.training.exchange.published import Subscriber
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Counters, RunState
+from p2pnode.training.exchange.run_state import RunState
 from p2pnode.training.exchange.store.replica import NO_POSITION, Replica
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
@@ -90,7 +90,6 @@ class PullClient:
     directory: OwnerDirectory
     final_values: FinalValues
     inspector: ShardInspector
-    counters: Counters
     environment: Environment
     settings: ExchangeSettings
     codec: CodecChoice
@@ -101,7 +100,7 @@ class PullClient:
         self._log = self.environment.log
         #: Why shards do not arrive.
         self.obstacles = Obstacles()
-        self._subscriber = Subscriber(self.store, self.replica, self.counters, self.rpc.turns, self.environment)
+        self._subscriber = Subscriber(self.store, self.replica, self.run.counters, self.rpc.turns, self.environment)
         #: All shards, those first that were updated longest ago.
         self._order = dict.fromkeys(range(len(self.store)))
         self._download: Job | None = None
@@ -340,11 +339,11 @@ class PullClient:
         shard, is_copy = result.shard, result.status == "copy"
         if result.publication:
             arrays, payload_bytes = await self._subscriber.read(reader, result, memory)
-            self.counters.bytes_received += payload_bytes
+            self.run.counters.bytes_received += payload_bytes
         else:
             size = self.store.size(shard)
             encoded, codec = await read_encoded(reader, shard, Part.VALUE, size, memory)
-            self.counters.bytes_received += len(encoded)
+            self.run.counters.bytes_received += len(encoded)
             await self.rpc.turns.take(light(size))
             # Promise 7: values out of range change nothing.
             if not is_whole(codec) or not codecs.arithmetic(codec).is_within(encoded, size, MAX_STATE_LENGTH):

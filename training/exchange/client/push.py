@@ -33,7 +33,7 @@ from p2pnode.training.exchange.delta import Delivery, Outgoing
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import Push
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
-from p2pnode.training.exchange.run_state import Counters, RunState
+from p2pnode.training.exchange.run_state import RunState
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.timeouts import StepWait
@@ -64,7 +64,6 @@ class PushReport:
 class PushClient:
     """Pushes the deltas of one node."""
 
-    node_id: bytes
     settings: ExchangeSettings
     store: ShardStore
     view: SwarmView
@@ -74,7 +73,6 @@ class PushClient:
     outbox: Outbox
     directory: OwnerDirectory
     deltas: DeltaHandler
-    counters: Counters
     environment: Environment
 
     def __post_init__(self) -> None:
@@ -106,7 +104,7 @@ class PushClient:
         once. The last delta of a run leaves little out.
         """
         self._note_apart()
-        sent_before, is_apart = self.counters.bytes_sent, self.apart_since is not None
+        sent_before, is_apart = self.run.counters.bytes_sent, self.apart_since is not None
         workers = max(1.0, self.view.worker_count())
         if is_apart or self._was_apart:
             if self.settings.weight != "sum":
@@ -125,7 +123,7 @@ class PushClient:
             on_encoded()
             return PushReport(0, {}, 0, 0, returned=tuple(range(len(self.store))))
         push = Push(
-            node=self.node_id,
+            node=self.store.node_id,
             incarnation=self.run.incarnation,
             step=step,
             base_step=base_step,
@@ -146,7 +144,7 @@ class PushClient:
             delivery.acknowledged,
             delivery.refused,
             len(delivery.unacknowledged),
-            self.counters.bytes_sent - sent_before,
+            self.run.counters.bytes_sent - sent_before,
             delivery.refused_shards,
             returned,
             delivery.versions,

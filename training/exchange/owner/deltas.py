@@ -34,7 +34,7 @@ from p2pnode.training.exchange.messages import KNOWN, SIGN_OF_LIFE, Push, PushAn
 from p2pnode.training.exchange.owner.replication import DeltaReplicator, lacks_backup, not_owned
 from p2pnode.training.exchange.owner.validation import DeltaValidator
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.settings import ExchangeSettings
@@ -67,7 +67,6 @@ class DeltaHandler:
     rpc: ExchangeRpc
     rebalance: RebalanceRequests
     codec: CodecChoice
-    counters: Counters
     environment: Environment
     stale_limit: int | None
 
@@ -75,7 +74,7 @@ class DeltaHandler:
         self._clock = self.environment.clock
         self._executor = self.environment.executor
         self._log = self.environment.log
-        self._validator = DeltaValidator(self.store, self.view, self.counters, self.settings, self.environment)
+        self._validator = DeltaValidator(self.store, self.view, self.run.counters, self.settings, self.environment)
         self.replicator = DeltaReplicator(
             swarm=self.swarm,
             store=self.store,
@@ -84,7 +83,6 @@ class DeltaHandler:
             rpc=self.rpc,
             rebalance=self.rebalance,
             validator=self._validator,
-            counters=self.counters,
             environment=self.environment,
         )
         self.in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]] = {}
@@ -118,7 +116,7 @@ class DeltaHandler:
         for shard in push.shards:
             size = self.store.size(shard)
             encoded, codec = await read_encoded(reader, shard, Part.DELTA, size)
-            self.counters.bytes_received += len(encoded)
+            self.run.counters.bytes_received += len(encoded)
             # Received as float32 it is only measured.
             work = light(size) if codec == "float32" else size
             received = IncomingDelta.received

@@ -38,7 +38,7 @@ from p2pnode.training.exchange.run_state import RebalanceRequests
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
-from p2pnode.training.swarm import Swarm, own_contact
+from p2pnode.training.swarm import Swarm
 
 #: The backup hashes its copies before it answers: 100 million values take a second.
 COMPARE_TIMEOUT_S = 10.0
@@ -138,7 +138,7 @@ class FinalValues:
                 self._confirmed[shard] = marks[shard]
             else:
                 self._log.debug("backup_differs", shard=shard, backup=backup.node_id.hex()[:8])
-                self.store.drop_backup(shard, own_contact(self.swarm))
+                self.store.drop_backup(shard, self.rpc.me)
                 self.rebalance.wake()
 
     async def _on_compare(self, sender: Contact, message: CompareCopies, _stream: AsyncIterator[Buffer]) -> Response:
@@ -215,7 +215,7 @@ class FinalValues:
     async def announce(self) -> None:
         """Tell the owners that this node has its final values, so that they may leave."""
         known = self.store.ownership.known_owners.values()
-        owners = {each.owner.node_id: each.owner for each in known if each.owner.node_id != self.swarm.node_id}
+        owners = {each.owner.node_id: each.owner for each in known if each.owner.node_id != self.store.node_id}
         message = FinalDone()
 
         async def tell(owner: Contact) -> None:

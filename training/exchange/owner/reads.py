@@ -36,7 +36,7 @@ from p2pnode.training.exchange.ownership_messages import (
 )
 from p2pnode.training.exchange.published import Published
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
 from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.replica import Position, Replica, copy_status, replica_copy
 from p2pnode.training.exchange.store.shard_states import describe
@@ -123,7 +123,6 @@ class ReadHandler:
     view: SwarmView
     rpc: ExchangeRpc
     rebalance: RebalanceRequests
-    counters: Counters
     final_values: FinalValues
     publisher: Publisher
     inspector: ShardInspector
@@ -164,7 +163,7 @@ class ReadHandler:
         def stream() -> Iterator[Buffer]:
             for one in sending:
                 for buffer in one.buffers:
-                    self.counters.bytes_sent += len(buffer)
+                    self.run.counters.bytes_sent += len(buffer)
                     yield buffer
 
         return Response(encode(PullAnswer(results)), sized(stream(), sum(one.size_bytes for one in sending)))

@@ -80,7 +80,6 @@ class DeltaReplicator:
     rpc: ExchangeRpc
     rebalance: RebalanceRequests
     validator: DeltaValidator
-    counters: Counters
     environment: Environment
 
     def __post_init__(self) -> None:
@@ -94,7 +93,7 @@ class DeltaReplicator:
     def note_merged(self, identity: DeltaId) -> None:
         """A delta was added to a shard of this node."""
         self._merged[identity.node] = identity.step
-        self.counters.merged += 1
+        self.run.counters.merged += 1
 
     def take_merged(self) -> dict[bytes, int]:
         """Whose deltas were added since the last call: node -> its latest step."""
@@ -208,7 +207,7 @@ class DeltaReplicator:
             shards=[_head(item, owned, has_it=item.shard not in with_body) for item, owned in pairs],
             momentum=pairs[0][0].momentum,
         )
-        self.counters.bytes_sent += sum(len(item.encoded) for item in with_body.values())
+        self.run.counters.bytes_sent += sum(len(item.encoded) for item in with_body.values())
         frames = chain.from_iterable(item.frames(push.step) for item in with_body.values())
         body = sized(frames, sum(item.framed_bytes for item in with_body.values()))
         try:
@@ -239,7 +238,7 @@ class DeltaReplicator:
 
     def _on_fenced(self, result: ForwardResult, owned: Owned) -> None:
         term = result.term
-        if term.node == self.swarm.node_id and term.number <= owned.promised:
+        if term.node == self.store.node_id and term.number <= owned.promised:
             return  # this node's own newer term; the next round carries it
         if self.store.owned.get(result.shard) is owned:
             # The term may have no owner: a backup keeps its fence over a restart.
@@ -250,7 +249,7 @@ class DeltaReplicator:
         owned.remove_learner(to.node_id)
         is_backup = owned.backup is not None and owned.backup.node_id == to.node_id
         if is_backup and self.store.owned.get(shard) is owned:
-            self.store.drop_backup(shard, Contact(self.swarm.node_id, self.swarm.address))
+            self.store.drop_backup(shard, self.rpc.me)
         self.rebalance.wake()
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.training.cooperative import LoopYielder, off_loop
@@ -42,29 +43,24 @@ MAX_PENDING_PER_NODE = 16
 UNUSUAL_STEPS = 10
 
 
+@dataclass(eq=False)
 class DeltaValidator:
     """Validates the deltas of the shards that one node owns."""
 
-    def __init__(
-        self,
-        store: ShardStore,
-        view: SwarmView,
-        counters: Counters,
-        settings: ExchangeSettings,
-        environment: Environment,
-    ) -> None:
-        self._store = store
-        self._view = view
-        self._counters = counters
-        self._settings = settings
-        self._log = environment.log
+    store: ShardStore
+    view: SwarmView
+    counters: Counters
+    settings: ExchangeSettings
+    environment: Environment
+
+    def __post_init__(self) -> None:
         self._first = FirstNorms()
         #: By node, how many steps had an unusually long delta, and the last of them.
         self._unusual: dict[bytes, tuple[int, int]] = {}
 
     def validate(self, push: Push, identity: DeltaId, item: IncomingDelta) -> PushResult | None:
         """Check the values, and set length and clipping factor of the item; None if it may be added."""
-        state, is_clipped = self._store.owned[item.shard].state, bool(self._store.rule.robust)
+        state, is_clipped = self.store.owned[item.shard].state, bool(self.store.rule.robust)
         if item.norm is None:
             item.norm = robust.norm_of(item.delta)
         if not math.isfinite(item.norm):
@@ -84,7 +80,7 @@ class DeltaValidator:
             return PushResult.retry(item.shard, "too_many_pending")
         if is_clipped:
             if reference is None:
-                workers = self._view.worker_count()
+                workers = self.view.worker_count()
                 reference = self._first.reference(item.shard, identity.node, item.norm, workers)
                 if reference is None:
                     return PushResult.retry(item.shard, "no_norms_yet")
@@ -103,22 +99,22 @@ class DeltaValidator:
         if reference is None or not self._has_measure(state.norms):
             if is_usual_at_first(size, norm):
                 return None
-            reference = self._first.reference(item.shard, identity.node, norm, self._view.worker_count())
+            reference = self._first.reference(item.shard, identity.node, norm, self.view.worker_count())
             if reference is None:
                 return PushResult.retry(item.shard, "no_norms_yet")
         return None if norm <= longest(size, reference) else self.refuse(item.shard, "out_of_range")
 
     def _has_measure(self, norms: Norms) -> bool:
         """Whether so many members have sent a delta of the shard that one alone does not set the median."""
-        return len(norms) >= min(robust.FIRST_MEMBERS, round(self._view.worker_count()))
+        return len(norms) >= min(robust.FIRST_MEMBERS, round(self.view.worker_count()))
 
     def note_added(self, identity: DeltaId, item: IncomingDelta) -> None:
         """Counters and events of a delta that has just been added."""
-        norms = self._store.owned[item.shard].state.norms
+        norms = self.store.owned[item.shard].state.norms
         if self._has_measure(norms):
             self._first.forget(item.shard)
-        self._counters.clipped += item.scale < 1.0
-        self._counters.unusual_norms += item.unusual
+        self.counters.clipped += item.scale < 1.0
+        self.counters.unusual_norms += item.unusual
         if not item.unusual and not self._unusual:
             return
         # Single batches are long near a minimum, and single shards; those of a node that scales its deltas are all.
@@ -126,7 +122,7 @@ class DeltaValidator:
         steps += identity.step != last if item.unusual else -1
         if steps >= UNUSUAL_STEPS:
             steps = 0
-            self._log.warning(
+            self.environment.log.warning(
                 "delta_norm_unusual",
                 source=identity.node.hex()[:8],
                 step=identity.step,
@@ -140,7 +136,7 @@ class DeltaValidator:
 
     def refuse(self, shard: int, reason: RefusalReason) -> PushResult:
         """A final refusal, counted by its reason."""
-        counts = self._counters.refused_here
+        counts = self.counters.refused_here
         counts[reason] = counts.get(reason, 0) + 1
         return PushResult.refused(shard, reason)
 
@@ -149,8 +145,8 @@ class DeltaValidator:
         origin counts fewer `workers`. Plain deltas may weigh `SPARSE_FACTOR` times as much as others, but none more
         than 1."""
         low, high = self._weights()
-        if self._settings.weight != "sum":
-            weight = self._view.corrected(weight, workers)
+        if self.settings.weight != "sum":
+            weight = self.view.corrected(weight, workers)
         if plain:
             high = max(high, min(1.0, SPARSE_FACTOR * high))
         # A repair was weighed by the estimate of its side of the split, which this owner's may differ from. It has no
@@ -159,10 +155,10 @@ class DeltaValidator:
 
     def _weights(self) -> tuple[float, float]:
         """The lowest and the highest weight that an honest delta may have here."""
-        if self._settings.weight == "sum":
+        if self.settings.weight == "sum":
             return 1.0, 1.0
-        own = 1.0 / max(1.0, self._view.worker_count())
-        factor = WEIGHT_FACTOR * (SAMPLE_FACTOR if self._settings.weight == "samples" else 1.0)
+        own = 1.0 / max(1.0, self.view.worker_count())
+        factor = WEIGHT_FACTOR * (SAMPLE_FACTOR if self.settings.weight == "samples" else 1.0)
         return own / factor, own * factor
 
 
@@ -171,27 +167,23 @@ INSPECTION_INTERVAL_S = 1.0
 VALUES_AT_ONCE = 1 << 20
 
 
+@dataclass(eq=False)
 class ShardInspector:
     """The inspections of one node."""
 
-    def __init__(
-        self, store: ShardStore, counters: Counters, rebalance: RebalanceRequests, environment: Environment
-    ) -> None:
-        self._store = store
-        self._counters = counters
-        self._rebalance = rebalance
-        self._clock = environment.clock
-        self._executor = environment.executor
-        self._log = environment.log
+    store: ShardStore
+    counters: Counters
+    rebalance: RebalanceRequests
+    environment: Environment
 
     async def inspect(self, shards: Iterable[int]) -> None:
         """Look at those of the shards owned here that were not looked at within `INSPECTION_INTERVAL_S`."""
         turn, left = LoopYielder(), list(shards)
         while left:
             some: dict[int, ShardState] = {}
-            size, now_s = 0, self._clock.monotonic()
+            size, now_s = 0, self.environment.clock.monotonic()
             while left and size < VALUES_AT_ONCE:
-                owned = self._store.owned.get(shard := left.pop(0))
+                owned = self.store.owned.get(shard := left.pop(0))
                 if (
                     owned is not None
                     and owned.state.value.size
@@ -199,18 +191,18 @@ class ShardInspector:
                 ):
                     owned.state.looked_s, some[shard] = now_s, owned.state
                     size += owned.state.value.size
-            for shard in await off_loop(self._executor, size, _broken, some):
-                if (owned := self._store.owned.get(shard)) is not None and owned.state is some[shard]:
+            for shard in await off_loop(self.environment.executor, size, _broken, some):
+                if (owned := self.store.owned.get(shard)) is not None and owned.state is some[shard]:
                     self.resign(shard)
             await turn.after(size)
 
     def resign(self, shard: int) -> None:
         """Own a shard no more, whose values are broken."""
-        self._store.resign(shard)
-        self._counters.shards_resigned += 1
-        self._log.error("shard_resigned", shard=shard)
-        self._rebalance.take_over(shard)  # the ordinary search for the best copy, here without one
-        self._rebalance.wake()
+        self.store.resign(shard)
+        self.counters.shards_resigned += 1
+        self.environment.log.error("shard_resigned", shard=shard)
+        self.rebalance.take_over(shard)  # the ordinary search for the best copy, here without one
+        self.rebalance.wake()
 
 
 def is_good(state: ShardState, now_s: float) -> bool:

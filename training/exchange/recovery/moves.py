@@ -34,7 +34,7 @@ from p2pnode.training.exchange.owner.replication import lacks_backup
 from p2pnode.training.exchange.ownership_messages import HandOver, Learn, ShardList, StateHead, TransferResult
 from p2pnode.training.exchange.peer_score import Nonsense
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
 from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.records import Backed
 from p2pnode.training.exchange.store.replica import Replica
@@ -72,7 +72,6 @@ class ShardMoves:
     rebalance: RebalanceRequests
     deltas: DeltaHandler
     publisher: Publisher
-    counters: Counters
     environment: Environment
 
     def __post_init__(self) -> None:
@@ -192,7 +191,7 @@ class ShardMoves:
         # Promise 1: without an answer it is unknown which node owns. `moving` stays set, and the next tick asks again.
         body = sized(*changes) if changes.size_bytes else ()
         result = await self.rpc.ask(to, "hand_over", message, TransferResult, PARTNER_TIMEOUT_S, body)
-        self.counters.bytes_sent += changes.size_bytes
+        self.run.counters.bytes_sent += changes.size_bytes
         # A refusal may mean that an earlier request arrived after all; then `others` names the receiver as owner.
         self.store.note_owners(result.others)
         for info in new_owners:

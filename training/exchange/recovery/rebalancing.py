@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import TypeVar
@@ -112,49 +113,35 @@ class Jobs:
                 self._rebalance.wake()
 
 
+@dataclass(eq=False)
 class Rebalancer:
     """Moves shards so that each has a running owner and, with `replicas = 1`, a running backup."""
 
-    def __init__(
-        self,
-        *,
-        swarm: Swarm,
-        store: ShardStore,
-        view: SwarmView,
-        run: RunState,
-        rpc: ExchangeRpc,
-        rebalance: RebalanceRequests,
-        directory: OwnerDirectory,
-        publisher: Publisher,
-        moves: ShardMoves,
-        failover: Failover,
-        duties: Mapping[JobKind, Duty],
-        settings: ExchangeSettings,
-        environment: Environment,
-    ) -> None:
-        self._swarm = swarm
-        self._store = store
-        self._view = view
-        self._run = run
-        self._rpc = rpc
-        self._rebalance = rebalance
-        self._directory = directory
-        self._publisher = publisher
-        self._moves = moves
-        self._failover = failover
-        self._duties = duties
-        self._settings = settings
-        self._clock = environment.clock
-        self._log = environment.log
+    swarm: Swarm
+    store: ShardStore
+    view: SwarmView
+    run_state: RunState
+    rpc: ExchangeRpc
+    rebalance: RebalanceRequests
+    directory: OwnerDirectory
+    publisher: Publisher
+    moves: ShardMoves
+    failover: Failover
+    duties: Mapping[JobKind, Duty]
+    settings: ExchangeSettings
+    environment: Environment
+
+    def __post_init__(self) -> None:
+        self._clock = self.environment.clock
         #: Until this moment, in monotonic seconds, no shard is taken over.
         self._takeover_allowed_at = 0.0
-        self._jobs = Jobs(rebalance, environment)
+        self._jobs = Jobs(self.rebalance, self.environment)
 
     async def run(self) -> None:
         """Check all shards until cancelled."""
         try:
             while True:
-                await self._rebalance.wait(TICK_S)
+                await self.rebalance.wait(TICK_S)
                 await self.tick()
         finally:
             await self._jobs.stop()
@@ -165,28 +152,28 @@ class Rebalancer:
 
     def allow_takeover(self) -> None:
         self._takeover_allowed_at = 0.0
-        self._rebalance.wake()
+        self.rebalance.wake()
 
     async def tick(self) -> None:
         """Check all shards once and start the jobs that are due."""
         self._drop_gone_partners()
-        self._publisher.drop_unused()
+        self.publisher.drop_unused()
         if orphans := self._orphans():
-            self._jobs.start(JobKind.TAKE_OVER, partial(self._failover.take_over, orphans))
-        if self._store.outranked():
-            self._jobs.start(JobKind.ANSWER_FENCES, self._failover.answer_challenges)
-        for kind, due in self._duties.items():
+            self._jobs.start(JobKind.TAKE_OVER, partial(self.failover.take_over, orphans))
+        if self.store.outranked():
+            self._jobs.start(JobKind.ANSWER_FENCES, self.failover.answer_challenges)
+        for kind, due in self.duties.items():
             if work := due():
                 self._jobs.start(kind, work)
         await self._plan_moves()
 
     def _orphans(self) -> list[int]:
         """The shards to take over now."""
-        asked = {*self._rebalance.collect_orphans(), *self._failover.waiting()}.difference(self._store.owned)
+        asked = {*self.rebalance.collect_orphans(), *self.failover.waiting()}.difference(self.store.owned)
         if self._clock.monotonic() < self._takeover_allowed_at:
             asked = set()
         # A leaving node takes a shard over only to hand it on; without another node its copy stays on its disk.
-        if self._run.is_leaving and not self._view.has_eligible_others():
+        if self.run_state.is_leaving and not self.view.has_eligible_others():
             return []
         return sorted(asked.union(self._orphaned_copies()))
 
@@ -194,13 +181,13 @@ class Rebalancer:
         """Shards that this node backs up, and whose owner is gone or has restarted."""
         return [
             shard
-            for shard, backed in self._store.backed.items()
-            if backed.state is not None and (backed.owner_restarted or self._view.is_gone(backed.owner.node_id))
+            for shard, backed in self.store.backed.items()
+            if backed.state is not None and (backed.owner_restarted or self.view.is_gone(backed.owner.node_id))
         ]
 
     def _drop_gone_partners(self) -> None:
-        is_gone = self._view.is_gone
-        for shard, owned in list(self._store.owned.items()):
+        is_gone = self.view.is_gone
+        for shard, owned in list(self.store.owned.items()):
             if owned.learner is not None and is_gone(owned.learner.node_id):
                 owned.remove_learner(owned.learner.node_id)
             if owned.backup is None or not is_gone(owned.backup.node_id):
@@ -209,10 +196,10 @@ class Rebalancer:
                 # A hand-over was under way. The backup may have become owner and chosen a new backup before it crashed.
                 # Become the backup of that dead owner, under the old term: a take-over then queries all
                 # copies, and the newer one wins.
-                self._store.become_backup(shard, owned.backup, owned.term)
+                self.store.become_backup(shard, owned.backup, owned.term)
             else:
                 # It may only seem dead. A new term makes its copy rank below deltas added from now on.
-                self._store.drop_backup(shard, self._rpc.me)
+                self.store.drop_backup(shard, self.rpc.me)
 
     # -- placement ----------------------------------------------------------------------------------------------
 
@@ -222,17 +209,17 @@ class Rebalancer:
         learners: dict[bytes, tuple[Contact, list[int]]] = {}
         handovers: dict[bytes, tuple[Contact, list[int]]] = {}
         async for shard, ranked in self._ranked_candidates():
-            owned = self._store.owned.get(shard)
+            owned = self.store.owned.get(shard)
             if owned is None or owned.learner is not None:
                 continue
-            me, backup = self._swarm.node_id, owned.backup
-            others = [one for one in ranked if one.node_id != me and not self._swarm.is_suspect(one.node_id)]
+            me, backup = self.swarm.node_id, owned.backup
+            others = [one for one in ranked if one.node_id != me and not self.swarm.is_suspect(one.node_id)]
             if not others:
-                if backup is not None and not self._swarm.takes_streams(backup.node_id):
+                if backup is not None and not self.swarm.takes_streams(backup.node_id):
                     # Promise 3: no delta reaches it, and nobody else could be the backup.
-                    self._store.drop_backup(shard, self._rpc.me)
+                    self.store.drop_backup(shard, self.rpc.me)
                 continue
-            elsewhere = self._run.is_leaving or ranked[0].node_id != me
+            elsewhere = self.run_state.is_leaving or ranked[0].node_id != me
             is_kept = self._is_kept(owned)
             if backup is not None and (
                 owned.moving or (elsewhere and not is_kept and self._can_hand_over(backup, others[0], ranked))
@@ -241,26 +228,26 @@ class Rebalancer:
             elif self._needs_learner(backup, others[0], is_kept=is_kept, elsewhere=elsewhere):
                 learners.setdefault(others[0].node_id, (others[0], []))[1].append(shard)
         for to, shards in handovers.values():
-            self._jobs.start(JobKind.HAND_OVER, partial(self._moves.hand_over, to, shards), to.node_id)
+            self._jobs.start(JobKind.HAND_OVER, partial(self.moves.hand_over, to, shards), to.node_id)
         if not self._waits_for_joiners():
             self._start_copies(learners)
-        self._swarm.watch(self._partners())
+        self.swarm.watch(self._partners())
 
     async def _ranked_candidates(self) -> AsyncIterator[tuple[int, list[Contact]]]:
         """The shards owned here, each with its candidates, best first."""
-        shards = list(self._store.owned)
+        shards = list(self.store.owned)
         for first in range(0, len(shards), RANKED_AT_ONCE):
             some = shards[first : first + RANKED_AT_ONCE]
-            for shard, ranked in zip(some, await self._directory.candidates_of_all(some), strict=True):
+            for shard, ranked in zip(some, await self.directory.candidates_of_all(some), strict=True):
                 yield shard, ranked
             await asyncio.sleep(0)
 
     def _is_kept(self, owned: Owned) -> bool:
         """Whether the minimum time as owner is not over. One that others cannot dial any more holds them up."""
-        if not owned.by_handover or self._run.is_leaving or not self._swarm.is_eligible:
+        if not owned.by_handover or self.run_state.is_leaving or not self.swarm.is_eligible:
             return False
         most_s = math.inf if owned.state.table is None else VALUES_TENURE_S
-        return self._clock.monotonic() - owned.since < min(self._settings.tenure_s, most_s)
+        return self._clock.monotonic() - owned.since < min(self.settings.tenure_s, most_s)
 
     def _can_hand_over(self, backup: Contact, first: Contact, ranked: list[Contact]) -> bool:
         """Whether the shard can be handed over: its backup is the best candidate, or the owner is leaving.
@@ -268,18 +255,18 @@ class Rebalancer:
         A backup that is better placed and on a faster line is good enough: it has the state already. It copies the
         state to the best candidate over its own line, not over the slow one.
         """
-        if self._run.is_leaving or backup.node_id == first.node_id:
+        if self.run_state.is_leaving or backup.node_id == first.node_id:
             return True
-        me = self._swarm.node_id
-        if not 0 < split(self._swarm.capacity(me))[0] < split(self._swarm.capacity(backup.node_id))[0]:
+        me = self.swarm.node_id
+        if not 0 < split(self.swarm.capacity(me))[0] < split(self.swarm.capacity(backup.node_id))[0]:
             return False
         better = next((one.node_id for one in ranked if one.node_id in (me, backup.node_id)), me)
-        return better == backup.node_id and not self._swarm.is_suspect(backup.node_id)
+        return better == backup.node_id and not self.swarm.is_suspect(backup.node_id)
 
     def _needs_learner(self, backup: Contact | None, first: Contact, *, is_kept: bool, elsewhere: bool) -> bool:
         if backup is None:
-            return bool(self._settings.replicas) or (elsewhere and not is_kept)
-        return not is_kept and backup.node_id != first.node_id and not self._run.is_leaving
+            return bool(self.settings.replicas) or (elsewhere and not is_kept)
+        return not is_kept and backup.node_id != first.node_id and not self.run_state.is_leaving
 
     def _waits_for_joiners(self) -> bool:
         """Whether nodes are still being sent the vector, and no delta has come yet.
@@ -287,15 +274,15 @@ class Rebalancer:
         Promise 2: over a slow line copies for the first that has it would hold up the others. They cost least as long
         as nothing is added, and protect nothing before.
         """
-        if self._rebalance.has_waiting_deltas or any(owned.state.known_count for owned in self._store.owned.values()):
+        if self.rebalance.has_waiting_deltas or any(owned.state.known_count for owned in self.store.owned.values()):
             return False
-        return any(peer.activity is Activity.JOINING for peer in self._swarm.members())
+        return any(peer.activity is Activity.JOINING for peer in self.swarm.members())
 
     def _start_copies(self, learners: dict[bytes, tuple[Contact, list[int]]]) -> None:
         """Deltas of a shard that has no backup wait until it has a learner: those at once. The others, which only move
         a backup to a better place, one at a time: they share the line with the deltas, and none is missed meanwhile."""
         urgent, others = [], []
-        owned = self._store.owned
+        owned = self.store.owned
         for to, planned in learners.values():
             shards = [shard for shard in planned if shard in owned]  # some may have been lost while moves were planned
             if alone := [shard for shard in shards if owned[shard].backup is None]:
@@ -305,22 +292,22 @@ class Rebalancer:
         if not urgent and not self._jobs.is_running(JobKind.ADD_LEARNER):
             urgent = others[:1]
         for to, shards in urgent:
-            self._jobs.start(JobKind.ADD_LEARNER, partial(self._moves.copy, to, shards), to.node_id)
+            self._jobs.start(JobKind.ADD_LEARNER, partial(self.moves.copy, to, shards), to.node_id)
 
     def _partners(self) -> list[bytes]:
         """Nodes whose failure must be detected soon: backups of the shards owned here, owners of those backed here."""
-        targets = [contact for owned in self._store.owned.values() for contact in owned.targets()]
-        return list(dict.fromkeys(one.node_id for one in [*targets, *(b.owner for b in self._store.backed.values())]))
+        targets = [contact for owned in self.store.owned.values() for contact in owned.targets()]
+        return list(dict.fromkeys(one.node_id for one in [*targets, *(b.owner for b in self.store.backed.values())]))
 
     async def leave(self, timeout_s: float) -> int:
         """Hand over all owned shards, and first take over those whose owner is gone: of two nodes that leave at one
         moment, each may have handed shards to the other. Returns how many no other node has after `timeout_s`, or when
         no other node is eligible."""
-        self._run.enter(Phase.LEAVING)
+        self.run_state.enter(Phase.LEAVING)
         try:
             async with asyncio.timeout(timeout_s):
-                while self._left_behind() and self._view.has_eligible_others():
-                    self._rebalance.wake()
+                while self._left_behind() and self.view.has_eligible_others():
+                    self.rebalance.wake()
                     await asyncio.sleep(LEAVE_POLL_INTERVAL_S)
         except TimeoutError:
             pass
@@ -328,4 +315,4 @@ class Rebalancer:
 
     def _left_behind(self) -> int:
         """How many shards this node alone has."""
-        return len(self._store.owned) + len(self._orphaned_copies())
+        return len(self.store.owned) + len(self._orphaned_copies())

@@ -47,7 +47,7 @@ from p2pnode.training.exchange.ownership_messages import (
     ShardList,
 )
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
 from p2pnode.training.exchange.store.records import LogEntry, SupersededCopy, compare, identities_of
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
@@ -85,7 +85,6 @@ class SplitReconciler:
     rebalance: RebalanceRequests
     directory: OwnerDirectory
     deltas: DeltaHandler
-    counters: Counters
     settings: ExchangeSettings
     environment: Environment
 
@@ -236,7 +235,7 @@ class SplitReconciler:
             self._report_lost(shard, copy, lost)
         # Promise 6: what the shard goes on without is counted.
         elif count := max(0, lost.count() - history.unlisted):
-            self.counters.lost_in_restarts += count
+            self.run.counters.lost_in_restarts += count
             self._log.warning("deltas_lost_in_restart", shard=shard, count=count)
         if unclear and not copy.is_stored and lost.count():
             copy.wait_for_another_owner(history.term, self._clock.monotonic())
@@ -277,7 +276,7 @@ class SplitReconciler:
                     refused.append(place)
             return refused
         size = sum(len(entry.payload) for _, entry in batch)
-        self.counters.bytes_sent += size
+        self.run.counters.bytes_sent += size
         body = list_if_small(self._bodies(batch), size)
         async with self.rpc.request("repair", owner, OfferedDeltas(deltas), body) as answer:
             return self.rpc.decoded(owner, answer.head, OfferedDeltasAnswer).refused
@@ -290,7 +289,7 @@ class SplitReconciler:
     def _report_lost(self, shard: int, copy: SupersededCopy, lost: Applied) -> None:
         count = lost.count()
         # Promise 5: what the log does not reach is counted.
-        self.counters.lost_in_splits += count - copy.reported
+        self.run.counters.lost_in_splits += count - copy.reported
         if count > copy.reported:
             spans = _by_span(lost)[:MAX_LISTED]
             named = [f"{node.hex()[:8]}/{start}:{low}-{high}" for node, start, ((low, high),) in spans]
@@ -336,10 +335,10 @@ class SplitReconciler:
             if logged.shard >= len(self.store):
                 break
             item = await read_item(reader, logged.shard, self.store.size(logged.shard), repair=True)
-            self.counters.bytes_received += len(item.encoded)
+            self.run.counters.bytes_received += len(item.encoded)
             outcomes.append(await self._add(logged, item))
         if added := outcomes.count("ok"):
-            self.counters.repaired += added
+            self.run.counters.repaired += added
             self._log.info("deltas_repaired", count=added, source=sender.node_id.hex()[:8])
         refused = [place for place, outcome in enumerate(outcomes) if outcome == "refused"]
         return Response(encode(OfferedDeltasAnswer(added, refused)))

@@ -31,11 +31,10 @@ from p2pnode.training.exchange.ownership_messages import (
     OfferedDeltasAnswer,
 )
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Counters, RunState
+from p2pnode.training.exchange.run_state import RunState
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.shards.applied import DeltaId
-from p2pnode.training.swarm import Swarm
 
 #: A message takes no further delta once it has this many encoded bytes.
 MAX_SENT_BYTES = 4 << 20
@@ -50,14 +49,12 @@ Moved = dict[bytes, tuple[Contact, list[AcknowledgedKey]]]
 class Resending:
     """Both sides of one node: it sends its own deltas again, and it tells other nodes which of theirs it lacks."""
 
-    swarm: Swarm
     sent: SentDeltas
     store: ShardStore
     view: SwarmView
     run: RunState
     rpc: ExchangeRpc
     deltas: DeltaHandler
-    counters: Counters
     environment: Environment
 
     def __post_init__(self) -> None:
@@ -92,9 +89,9 @@ class Resending:
     def _present_owner(self, shard: int) -> Contact | None:
         """The owner of a shard as far as this node knows; None if none is known, or this node by mistake."""
         if shard in self.store.owned:
-            return Contact(self.swarm.node_id, self.swarm.address)
+            return self.rpc.me
         known = self.store.ownership.known_owners.get(shard)
-        if known is None or known.owner.node_id == self.swarm.node_id:
+        if known is None or known.owner.node_id == self.store.node_id:
             return None
         return known.owner
 
@@ -118,7 +115,7 @@ class Resending:
         asked = {key: delta for key in keys if (delta := self.sent.acknowledged.get(key)) is not None}
         deltas = [AskedDelta(key.shard, key.identity.step, delta.push.base_step) for key, delta in asked.items()]
         question = FindLacking(self.run.incarnation, deltas)
-        if owner.node_id == self.swarm.node_id:
+        if owner.node_id == self.store.node_id:
             answer = self._answer(owner.node_id, question)
         else:
             answer = await self.rpc.ask(owner, "lacking", question, LackingDeltas, PARTNER_TIMEOUT_S)
@@ -141,7 +138,7 @@ class Resending:
             if delta is not None and (not batch or size_bytes < MAX_SENT_BYTES):
                 batch[key] = delta
                 size_bytes += delta.size_bytes
-        if owner.node_id == self.swarm.node_id:
+        if owner.node_id == self.store.node_id:
             outcomes = [await self._add_here(delta) for delta in batch.values()]
         else:
             outcomes = await self._send_as_repair(owner, batch)
@@ -151,7 +148,7 @@ class Resending:
             elif outcome == "refused":
                 self.sent.drop(key)
         added, refused = outcomes.count("ok"), outcomes.count("refused")
-        self.counters.deltas_sent_again += added
+        self.run.counters.deltas_sent_again += added
         if added or refused:
             self._log.warning("deltas_sent_again", count=added, refused=refused)
         return added > 0

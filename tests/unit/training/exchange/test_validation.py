@@ -46,7 +46,9 @@ def validator_of(store: ShardStore, *, workers: float = 1.0, **options: Any) -> 
     swarm = ScriptedSwarm(ME)
     swarm.worker_count = workers
     context = context_of(swarm, store, **options)
-    return DeltaValidator(context.store, context.view, context.counters, context.settings, context.environment), context
+    return DeltaValidator(
+        context.store, context.view, context.run.counters, context.settings, context.environment
+    ), context
 
 
 def item_of(*values: float, repair: bool = False) -> IncomingDelta:
@@ -67,7 +69,7 @@ async def test_values_that_are_not_finite_are_refused(bad: float) -> None:
     validator, context = validator_of(owner_of("a"))
 
     assert validator.validate(PUSH, IDENTITY, item_of(1.0, bad)) == PushResult.refused(0, "not_finite")
-    assert context.counters.refused_here == {"not_finite": 1}
+    assert context.run.counters.refused_here == {"not_finite": 1}
 
 
 @run_by(run)
@@ -153,7 +155,7 @@ async def test_lengths_that_stay_unusual_are_warned_about_now_and_then() -> None
         validator.note_added(identity, item)  # another shard of the same step
         warned.append(len(records_of(context)))
 
-    assert context.counters.unusual_norms == 4 * UNUSUAL_STEPS
+    assert context.run.counters.unusual_norms == 4 * UNUSUAL_STEPS
     assert [warned.index(count) + 1 for count in (1, 2)] == [UNUSUAL_STEPS, 2 * UNUSUAL_STEPS]
     assert {record.event for record in records_of(context)} == {"delta_norm_unusual"}
 
@@ -171,7 +173,7 @@ async def test_single_unusual_steps_and_shards_are_ordinary_training() -> None:
             assert validator.validate(PUSH, identity, item) is None
             validator.note_added(identity, item)
 
-    assert context.counters.unusual_norms > 20
+    assert context.run.counters.unusual_norms > 20
     assert records_of(context) == []
 
 
@@ -200,7 +202,7 @@ async def test_a_delta_of_the_largest_numbers_is_refused_at_any_time() -> None:
     repaired = validator.validate(PUSH, IDENTITY, item_of(*largest, repair=True))
     assert repaired == PushResult.refused(0, "out_of_range")
     assert np.abs(store.owned[0].state.value).max() < 10.0
-    assert context.counters.refused_here == {"out_of_range": 3}
+    assert context.run.counters.refused_here == {"out_of_range": 3}
 
 
 @run_by(run)
@@ -247,7 +249,7 @@ async def test_a_node_alone_may_send_what_it_trains() -> None:
 
 def inspector_of(store: ShardStore):
     context = context_of(ScriptedSwarm(contact("a")), store)
-    return ShardInspector(context.store, context.counters, context.rebalance, context.environment), context
+    return ShardInspector(context.store, context.run.counters, context.rebalance, context.environment), context
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -3e38])
@@ -268,7 +270,7 @@ async def test_a_shard_with_such_values_is_resigned(number: float, array: str) -
     assert (store.owned, store.superseded) == ({}, {})
     assert store.ownership.fence(0) > former
     assert context.rebalance.collect_orphans() == [0]
-    assert context.counters.shards_resigned == 1
+    assert context.run.counters.shards_resigned == 1
     assert [(one.event, one.fields) for one in records_of(context)] == [("shard_resigned", {"shard": 0})]
 
 

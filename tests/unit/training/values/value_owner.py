@@ -34,7 +34,6 @@ class ValueOwner:
             in_flight=self.deltas.in_flight,
             directory=directory_of(context),
             settings=context.settings,
-            counters=context.counters,
             environment=context.environment,
         )
         self.values = values.handler
