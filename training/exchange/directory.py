@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +29,7 @@ from p2pnode.training.exchange.store.replica import has_state
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import KnownOwner, OwnerInfo
+from p2pnode.training.exchange.timeouts import Obstacles, together
 from p2pnode.training.swarm import Swarm
 
 #: For requests without bodies, which a living node answers at once.
@@ -40,6 +41,8 @@ PARTNER_TIMEOUT_S = 3.0
 DENIAL_S = 5.0
 #: A request to an owner that failed this recently makes the owner doubtful.
 RECENT_FAILURE_S = 2.0
+#: Between two attempts, when new owners are looked for.
+FIRST_RETRY_S, MAX_RETRY_S = 0.05, 0.5
 #: Candidates asked per shard. By the next round the failure detector has removed the silent ones, so others follow.
 CANDIDATES_ASKED = 3
 
@@ -109,6 +112,31 @@ class OwnerDirectory:
                 groups[node_id] = self.swarm.contact(node_id) or known.owner, [shard]
         me = self.swarm.node_id
         return [groups[node] for node in sorted(groups, key=lambda node: (node < me, node))], unknown
+
+    async def ask_owners(
+        self,
+        shards: list[int],
+        left: Container[int],
+        ask: Callable[[Contact, list[int]], Awaitable[None]],
+        obstacles: Obstacles,
+    ) -> None:
+        """Ask the owners of these shards until none of them is `left`, in the order of the shards. Several owners are
+        asked at the same time, so that none waits for another. A shard whose owner changes is asked for there."""
+        pause_s = FIRST_RETRY_S
+        while now := [shard for shard in shards if shard in left]:
+            groups, unknown = self.by_owner(now)
+            unexplained = [shard for shard in unknown if shard not in obstacles]
+            obstacles.note(unexplained, None, "no owner is known", self._clock.monotonic())
+            if len(groups) + bool(unknown) > 1:
+                parts = [theirs for _, theirs in groups] + ([unknown] if unknown else [])
+                await together(self.ask_owners(part, left, ask, obstacles) for part in parts)
+                return
+            for owner, theirs in groups:
+                await ask(owner, theirs)
+            if after := [shard for shard in now if shard in left]:
+                pause_s = FIRST_RETRY_S if len(after) < len(now) else pause_s
+                await self.refresh(after, after_s=pause_s)
+                pause_s = min(2 * pause_s, MAX_RETRY_S)
 
     def _claimed(self, shard: int) -> KnownOwner | None:
         """The known owner, unless it has denied that it owns the shard."""

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from p2pnode.training.encoding.codecs import Vector
-from p2pnode.training.exchange.client.outbox import MAX_RETRY_S
+from p2pnode.training.exchange.directory import MAX_RETRY_S
 from p2pnode.training.exchange.timeouts import BACKOFF, QUESTION, REQUEST
 
 #: The detection bound (docs/faults.md), and the slowest step of a simulated worker.

@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -24,18 +25,16 @@ from p2pnode.overlay.transport import Buffer, SizedBody, TransportError
 from p2pnode.training.cooperative import VALUES_PER_PART
 from p2pnode.training.encoding.frames import BadFrame, Part, encoded_frames, sized
 from p2pnode.training.exchange.delta import KEPT_BYTES, Delivery, IncomingDelta, Outgoing, SentDeltas
-from p2pnode.training.exchange.directory import OwnerDirectory
+from p2pnode.training.exchange.directory import MAX_RETRY_S, OwnerDirectory
 from p2pnode.training.exchange.messages import KNOWN, Push, PushAnswer, PushResult, read_results
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.run_state import Counters
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
-from p2pnode.training.exchange.timeouts import Obstacles, together
+from p2pnode.training.exchange.timeouts import Obstacles
 from p2pnode.training.swarm import Swarm
 
-FIRST_RETRY_S = 0.05
-MAX_RETRY_S = 0.5
 #: A shard of the trainer's memory of at most this size is copied, to be sent again. A larger one is not kept.
 COPIED_BYTES = 1 << 16
 #: Before a delivery that had a fault of this node goes on.
@@ -158,7 +157,8 @@ class Outbox:
     async def _deliver(self, delivery: Delivery) -> None:
         while delivery.unacknowledged:
             try:
-                await self._deliver_some(delivery, list(delivery.unacknowledged))
+                left = delivery.unacknowledged
+                await self.directory.ask_owners(list(left), left, partial(self._ask, delivery), self.obstacles)
             except Exception as error:  # what an owner may have is sent until it is answered, whatever happens here
                 self._log.error("exchange_service_failed", service="outbox", error=repr(error))
                 await asyncio.sleep(FAULT_PAUSE_S)
@@ -168,25 +168,12 @@ class Outbox:
         self.sent.deliveries.pop(delivery.push.step, None)
         delivery.done.set()
 
-    async def _deliver_some(self, delivery: Delivery, shards: list[int]) -> None:
-        """Deliver these shards until each has its final answer. Those of several owners are delivered at the same time,
-        so that none waits for another owner. A shard whose owner changes is delivered to the new one."""
-        pause_s = FIRST_RETRY_S
-        while left := [shard for shard in shards if shard in delivery.unacknowledged]:
-            groups, unknown = self.directory.by_owner(left)
-            if len(groups) + bool(unknown) > 1:
-                parts = [theirs for _, theirs in groups] + ([unknown] if unknown else [])
-                await together(self._deliver_some(delivery, part) for part in parts)
-                return
-            if groups and not await self._send(delivery, *groups[0]):
-                # Behind an older delta: the shards are sent as soon as that has its answer.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(MAX_RETRY_S):
-                        await self._answered.wait()
-            elif after := [shard for shard in left if shard in delivery.unacknowledged]:
-                pause_s = FIRST_RETRY_S if len(after) < len(left) else pause_s
-                await self.directory.refresh(after, after_s=pause_s)
-                pause_s = min(2 * pause_s, MAX_RETRY_S)
+    async def _ask(self, delivery: Delivery, owner: Contact, shards: list[int]) -> None:
+        while not await self._send(delivery, owner, shards):
+            # Behind an older delta: the shards are sent as soon as that has its answer.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(MAX_RETRY_S):
+                    await self._answered.wait()
 
     def _not_behind(self, delivery: Delivery, shards: list[int]) -> list[int]:
         """Those of the shards of which no older delta is on its way."""

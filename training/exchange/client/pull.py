@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from p2pnode.overlay.environment import Environment
@@ -25,7 +26,6 @@ from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.codec_choice import CodecChoice
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
 from p2pnode.training.encoding.pull_codecs import is_whole, subscribes, whole_codec
-from p2pnode.training.exchange.client.outbox import FIRST_RETRY_S, MAX_RETRY_S
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
 from p2pnode.training.exchange.owner.final_values import FinalValues
@@ -38,7 +38,7 @@ from p2pnode.training.exchange.store.replica import NO_POSITION, Replica
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import MAX_BELIEVED, ZERO_TERM
-from p2pnode.training.exchange.timeouts import Obstacles, StepWait, together
+from p2pnode.training.exchange.timeouts import Obstacles, StepWait
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH
 from p2pnode.training.swarm import Swarm
@@ -135,7 +135,7 @@ class PullClient:
         began, is_joiners = self._clock.monotonic(), deadline_s is None
         job = Job(step, dict.fromkeys(self._order), StepWait(deadline_s), began, is_joiners, is_final)
         self._download = job if is_joiners else None
-        fetching = self._fetch_for_joiner(job) if is_joiners else self._fetch_parts(list(job.waiting), job)
+        fetching = self._fetch_for_joiner(job) if is_joiners else self._fetch_all(job)
         work = asyncio.ensure_future(fetching)
         try:
             if not await job.wait.until(work):
@@ -161,12 +161,10 @@ class PullClient:
 
     async def _fetch_for_joiner(self, job: Job) -> None:
         """Fetch everything from the owners, and what they do not serve from others too; the first answer counts."""
-
-        shards = list(job.waiting)
-        owners, _ = self.directory.by_owner(shards)
+        owners, _ = self.directory.by_owner(job.waiting)
         # Promise 2: a joiner gets the model from whoever has it.
         works = [
-            asyncio.ensure_future(self._fetch_parts(shards, job)),
+            asyncio.ensure_future(self._fetch_all(job)),
             asyncio.ensure_future(self._relieve(job, [theirs for _, theirs in owners])),
         ]
         try:
@@ -222,31 +220,9 @@ class PullClient:
         found = {donor.node_id: donor for donor in donors if donor.node_id not in (self.swarm.node_id, owner)}
         return [one for node, one in found.items() if not (self.swarm.is_suspect(node) or self.view.is_gone(node))]
 
-    async def _fetch_parts(self, shards: list[int], job: Job) -> None:
+    async def _fetch_all(self, job: Job) -> None:
         """Fetch from all owners at once, in the order of the shards."""
-        groups, unknown = self.directory.by_owner(shards)
-        parts = [theirs for _, theirs in groups] + ([unknown] if unknown else [])
-        await together(self._fetch_some(part, job) for part in parts)
-
-    async def _fetch_some(self, shards: list[int], job: Job) -> None:
-        """Fetch these shards until all have come. Those of several owners are fetched at the same time, so that none
-        waits for another owner. A shard whose owner changes is fetched from the new one."""
-        pause_s = FIRST_RETRY_S
-        while left := [shard for shard in shards if shard in job.waiting]:
-            groups, unknown = self.directory.by_owner(left)
-            unexplained = [shard for shard in unknown if shard not in self.obstacles]
-            self.obstacles.note(unexplained, None, "no owner is known", self._clock.monotonic())
-            if len(groups) + bool(unknown) > 1:
-                await self._fetch_parts(left, job)
-                return
-            for owner, theirs in groups:
-                await self._fetch(owner, theirs, job)
-            after = [shard for shard in left if shard in job.waiting]
-            if len(after) < len(left):
-                pause_s = FIRST_RETRY_S
-            if after:
-                await self.directory.refresh(after, after_s=pause_s)
-                pause_s = min(2 * pause_s, MAX_RETRY_S)
+        await self.directory.ask_owners(list(job.waiting), job.waiting, partial(self._fetch, job=job), self.obstacles)
 
     def _settle(self, shard: int, job: Job, *, changed: bool) -> None:
         """A shard is up to date; this stays so if the pull is cut off later."""
