@@ -148,7 +148,7 @@ class Exchange:
         self.moves = ShardMoves(swarm, store, self.replica, view, run, rpc, rebalance, deltas, publisher, environment)
         routes = RouteFinder(swarm, store, view, rpc, rebalance, environment)
         self._failover = Failover(swarm, store, self.replica, run, view, rpc, rebalance, directory, routes, environment)
-        resending = Resending(self.sent, store, view, run, rpc, deltas, environment)
+        resending = Resending(self.sent, store, view, run, rpc, self.reconciler, environment)
         self.rebalancer = Rebalancer(
             swarm=swarm,
             store=store,

@@ -129,7 +129,7 @@ class SplitReconciler:
         for shard in unsettled:
             known = self.store.ownership.known_owners.get(shard)
             if shard in self.store.owned:
-                offers.setdefault(self.swarm.node_id, (self.rpc.me, []))[1].append(shard)
+                offers.setdefault(self.store.node_id, (self.rpc.me, []))[1].append(shard)
             elif known is not None and not self.view.is_gone(known.owner.node_id):
                 offers.setdefault(known.owner.node_id, (known.owner, []))[1].append(shard)
             else:
@@ -192,14 +192,14 @@ class SplitReconciler:
         await self.directory.refresh(unknown)
         while wanted:
             batch = first_batch(wanted)
-            for place in await self._send(owner, batch):
+            for place in (await self.send(owner, batch)).refused:
                 if place < len(batch):
                     shard, entry = batch[place]
                     self.store.log.forget(shard, entry.identity)
             wanted = wanted[len(batch) :]
 
     async def _histories(self, owner: Contact, shards: list[int]) -> list[OwnedHistory]:
-        if owner.node_id == self.swarm.node_id:
+        if owner.node_id == self.store.node_id:
             return [self.history(shard) for shard in shards]
         async with self.rpc.question(owner, "offer_repair", ShardList(shards), QUESTION_TIMEOUT_S) as answer:
             told, reader = self.rpc.decoded(owner, answer.head, ShardList).shards, FrameReader(answer.body)
@@ -249,7 +249,7 @@ class SplitReconciler:
         # The candidates of one side of the split need not be those of the whole swarm.
         asked = {contact.node_id: contact for contact in await self.directory.candidates(shard)}
         asked |= {peer.node_id: peer.contact for peer in self.swarm.members()}
-        asked.pop(self.swarm.node_id, None)
+        asked.pop(self.store.node_id, None)
         for contact in list(asked.values())[:MAX_NODES_SEARCHED]:
             with contextlib.suppress(TransportError, BadFrame):
                 for first in range(0, len(rows), MAX_SOUGHT):
@@ -265,21 +265,19 @@ class SplitReconciler:
                 identity = DeltaId(one.node, one.incarnation, one.step)
                 self.store.log.add(shard, identity, one.weight, item.encoded, item.codec, workers=one.workers)
 
-    async def _send(self, owner: Contact, batch: list[Logged]) -> list[int]:
-        """Have the owner add deltas; the places of those that it will never take. Raises `TransportError`."""
+    async def send(self, owner: Contact, batch: list[Logged]) -> OfferedDeltasAnswer:
+        """Have the owner of these shards, which may be this node, add deltas. Raises `TransportError`."""
         deltas = [_as_message(shard, entry) for shard, entry in batch]
-        if owner.node_id == self.swarm.node_id:
-            refused = []
-            for place, (shard, entry) in enumerate(batch):
-                item = logged_item(shard, entry.payload, entry.codec, self.store.size(shard), repair=True)
-                if await self._add(deltas[place], item) == "refused":
-                    refused.append(place)
-            return refused
+        if owner.node_id == self.store.node_id:
+            items = (
+                logged_item(shard, one.payload, one.codec, self.store.size(shard), repair=True) for shard, one in batch
+            )
+            return _outcome([await self._add(delta, item) for delta, item in zip(deltas, items, strict=True)])
         size = sum(len(entry.payload) for _, entry in batch)
         self.run.counters.bytes_sent += size
         body = list_if_small(self._bodies(batch), size)
         async with self.rpc.request("repair", owner, OfferedDeltas(deltas), body) as answer:
-            return self.rpc.decoded(owner, answer.head, OfferedDeltasAnswer).refused
+            return self.rpc.decoded(owner, answer.head, OfferedDeltasAnswer)
 
     def _bodies(self, batch: list[Logged]) -> Iterator[Buffer]:
         is_batch = self.store.holds_values
@@ -337,11 +335,11 @@ class SplitReconciler:
             item = await read_item(reader, logged.shard, self.store.size(logged.shard), repair=True)
             self.run.counters.bytes_received += len(item.encoded)
             outcomes.append(await self._add(logged, item))
-        if added := outcomes.count("ok"):
-            self.run.counters.repaired += added
-            self._log.info("deltas_repaired", count=added, source=sender.node_id.hex()[:8])
-        refused = [place for place, outcome in enumerate(outcomes) if outcome == "refused"]
-        return Response(encode(OfferedDeltasAnswer(added, refused)))
+        answer = _outcome(outcomes)
+        if answer.added:
+            self.run.counters.repaired += answer.added
+            self._log.info("deltas_repaired", count=answer.added, source=sender.node_id.hex()[:8])
+        return Response(encode(answer))
 
     async def _add(self, logged: LoggedDelta, item: IncomingDelta) -> PushStatus:
         """Add a delta of a repair. `retry`: it may be added later; `refused`: never."""
@@ -372,6 +370,11 @@ class SplitReconciler:
         answer = FoundDeltas([_as_message(*one) for one in batch])
         size = sum(len(entry.payload) for _, entry in batch)
         return Response(encode(answer), list_if_small(self._bodies(batch), size))
+
+
+def _outcome(outcomes: list[PushStatus]) -> OfferedDeltasAnswer:
+    refused = [place for place, outcome in enumerate(outcomes) if outcome == "refused"]
+    return OfferedDeltasAnswer(outcomes.count("ok"), refused)
 
 
 def first_batch(deltas: list[Logged]) -> list[Logged]:

@@ -3,7 +3,8 @@
 A shard may lose deltas that its owner had acknowledged: the owner restarts from its disk, or it crashes together with
 its backup. A node therefore keeps its last acknowledged deltas (`training.exchange.delta`). When a shard has
 another owner than the one that acknowledged, or that one was restarted, the node first asks the present owner which of
-the deltas it lacks. Usually the owner lacks none, and the node sends nothing.
+the deltas it lacks. Usually the owner lacks none, and the node sends nothing. The others are sent as those of a repair:
+an owner adds them at any age, and without momentum.
 """
 
 from __future__ import annotations
@@ -11,33 +12,26 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Buffer, Response, TransportError
-from p2pnode.training.encoding.frames import Part, encoded_frames, sized
 from p2pnode.training.exchange.delta import Acknowledged, AcknowledgedKey, SentDeltas
 from p2pnode.training.exchange.directory import PARTNER_TIMEOUT_S
-from p2pnode.training.exchange.messages import PushStatus, encode
-from p2pnode.training.exchange.owner.deltas import DeltaHandler
+from p2pnode.training.exchange.messages import encode
 from p2pnode.training.exchange.ownership_messages import (
     MAX_ASKED,
     AskedDelta,
     FindLacking,
     LackingDeltas,
-    LoggedDelta,
-    OfferedDeltas,
-    OfferedDeltasAnswer,
 )
+from p2pnode.training.exchange.recovery.reconciliation import SplitReconciler, first_batch
 from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.store.records import LogEntry
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.shards.applied import DeltaId
 
-#: A message takes no further delta once it has this many encoded bytes.
-MAX_SENT_BYTES = 4 << 20
 #: Seconds between two searches for deltas whose shard has another owner.
 EVERY_S = 1.0
 
@@ -54,7 +48,7 @@ class Resending:
     view: SwarmView
     run: RunState
     rpc: ExchangeRpc
-    deltas: DeltaHandler
+    reconciler: SplitReconciler
     environment: Environment
 
     def __post_init__(self) -> None:
@@ -131,64 +125,27 @@ class Resending:
 
         Raises `TransportError`.
         """
-        batch: dict[AcknowledgedKey, Acknowledged] = {}
-        size_bytes = 0
-        for key in keys:
-            delta = self.sent.acknowledged.get(key)
-            if delta is not None and (not batch or size_bytes < MAX_SENT_BYTES):
-                batch[key] = delta
-                size_bytes += delta.size_bytes
-        if owner.node_id == self.store.node_id:
-            outcomes = [await self._add_here(delta) for delta in batch.values()]
-        else:
-            outcomes = await self._send_as_repair(owner, batch)
-        for key, outcome in zip(batch, outcomes, strict=True):
-            if outcome == "ok":
-                self.sent.moved(key, owner.node_id)
-            elif outcome == "refused":
-                self.sent.drop(key)
-        added, refused = outcomes.count("ok"), outcomes.count("refused")
-        self.run.counters.deltas_sent_again += added
-        if added or refused:
-            self._log.warning("deltas_sent_again", count=added, refused=refused)
-        return added > 0
-
-    async def _add_here(self, delta: Acknowledged) -> PushStatus:
-        """Add a delta to a shard that this node owns itself."""
-        item = delta.item.item()
-        item.repair = True
-        push = msgspec.structs.replace(delta.push, shards=[item.shard])
-        (result,) = await self.deltas.accept(push, [item])
-        return result.status
-
-    async def _send_as_repair(self, owner: Contact, batch: dict[AcknowledgedKey, Acknowledged]) -> list[PushStatus]:
-        """Send deltas by the request that repairs a network partition; returns one status per delta.
-
-        An owner adds the deltas of that request at any age, and without momentum. Raises `TransportError`.
-        """
         # An owner that counts more workers than this message says scales the weight down by the quotient. This node may
         # have counted too few workers, as after it lost and found its owner. So it sends the larger of its two counts.
         workers_now = max(1.0, self.view.worker_count())
-        message = OfferedDeltas(
-            [
-                LoggedDelta(key.shard, *key.identity, delta.push.weight, max(workers_now, delta.push.workers))
-                for key, delta in batch.items()
-            ],
-        )
-        frames = (
-            buffer
-            for key, delta in batch.items()
-            for buffer in encoded_frames(
-                key.shard, delta.item.encoded, delta.item.codec, Part.DELTA, step=key.identity.step
-            )
-        )
-        frames_bytes = sum(delta.item.framed_bytes for delta in batch.values())
-        async with self.rpc.request("repair", owner, message, sized(frames, frames_bytes)) as answer:
-            result = self.rpc.decoded(owner, answer.head, OfferedDeltasAnswer)
-        refused = frozenset(result.refused)
+        wanted = {key: delta for key in keys if (delta := self.sent.acknowledged.get(key)) is not None}
+        batch = first_batch([(key.shard, _entry(key, delta, workers_now)) for key, delta in wanted.items()])
+        if not batch:
+            return False
+        answer = await self.reconciler.send(owner, batch)
+        refused = frozenset(answer.refused)
         # The answer counts the added deltas without naming them. If one is missing, all except the refused are retried.
-        status: PushStatus = "ok" if result.added + len(refused) >= len(batch) else "retry"
-        return ["refused" if place in refused else status for place in range(len(batch))]
+        is_done = answer.added + len(refused) >= len(batch)
+        for place, key in enumerate(list(wanted)[: len(batch)]):
+            if place in refused:
+                self.sent.drop(key)
+            elif is_done:
+                self.sent.moved(key, owner.node_id)
+        added = answer.added if is_done else 0
+        self.run.counters.deltas_sent_again += added
+        if added or refused:
+            self._log.warning("deltas_sent_again", count=added, refused=len(refused))
+        return added > 0
 
     # -- answers to other nodes -----------------------------------------------------------------------------------
 
@@ -209,3 +166,8 @@ class Resending:
             if not may_have and delta.base_step >= state.era_step:
                 lacking.append(place)
         return LackingDeltas(list(not_owned), lacking)
+
+
+def _entry(key: AcknowledgedKey, delta: Acknowledged, workers: float) -> LogEntry:
+    item = delta.item
+    return LogEntry(key.identity, delta.push.weight, item.encoded, item.codec, max(workers, delta.push.workers), 0.0)
