@@ -17,7 +17,7 @@ from p2pnode.training.exchange.client.push import PUSH_DEADLINE_S
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import Forward, ForwardAnswer, Forwarded, Push, PushAnswer, decode
 from p2pnode.training.exchange.ownership_messages import ShardList, TransferResult
-from p2pnode.training.exchange.swarm_view import LASTING_S
+from p2pnode.training.exchange.run_state import LASTING_S
 from tests.harness.environment.simulated import InlineExecutor
 from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.exchange_story import (

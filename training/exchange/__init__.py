@@ -4,8 +4,7 @@
 pulls, and forwards deltas to backups; `client` pushes and pulls. `recovery` moves shards, takes over those without an
 owner, and reconciles the two sides of a split. `exchange` composes the services.
 
-Imports run one way: terms, messages, timeouts and peer_score, store, run_state and rpc, published, delta and
-swarm_view, directory, owner and client, recovery, exchange. The protocol is described in `docs/protocol.md`,
-its reasons in `docs/architecture.md`. A comment that begins with "Promise 3" names row 3 of the table in
-`docs/faults.md`.
+Imports run one way: terms, messages, timeouts and peer_score, store, run_state and rpc, published, delta, directory,
+owner and client, recovery, exchange. The protocol is described in `docs/protocol.md`, its reasons in
+`docs/architecture.md`. A comment that begins with "Promise 3" names row 3 of the table in `docs/faults.md`.
 """

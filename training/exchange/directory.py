@@ -24,10 +24,9 @@ from p2pnode.overlay.transport import TransportError
 from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from p2pnode.training.exchange.ownership_messages import ShardList, TransferResult
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RebalanceRequests
+from p2pnode.training.exchange.run_state import RebalanceRequests, SwarmView
 from p2pnode.training.exchange.store.replica import has_state
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import KnownOwner, OwnerInfo
 from p2pnode.training.exchange.timeouts import Obstacles, together
 from p2pnode.training.swarm import Swarm

@@ -33,11 +33,10 @@ from p2pnode.training.exchange.recovery.rebalancing import JobKind, Rebalancer, 
 from p2pnode.training.exchange.recovery.reconciliation import SplitReconciler
 from p2pnode.training.exchange.recovery.resending import Resending
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Phase, RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import Phase, RebalanceRequests, RunState, SwarmView
 from p2pnode.training.exchange.store.records import RepairLog, StoredState
 from p2pnode.training.exchange.store.replica import Replica, ReplicaReading, has_known_owner
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import ZERO_TERM, FenceFile, Term
 from p2pnode.training.manifest import Manifest
 from p2pnode.training.settings import ExchangeSettings

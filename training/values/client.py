@@ -25,9 +25,8 @@ from p2pnode.training.exchange.directory import PARTNER_TIMEOUT_S, OwnerDirector
 from p2pnode.training.exchange.messages import PushResult
 from p2pnode.training.exchange.owner.replication import DeltaReplicator
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState, SwarmView
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.value_batch import KeyUpdate

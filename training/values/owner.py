@@ -21,10 +21,9 @@ from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import PushResult, encode, record_frames
 from p2pnode.training.exchange.owner.replication import lacks_backup, not_owned
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState, SwarmView
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import MAX_SHARDS, ZERO_TERM, Fence, ShardIndex, Term
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.value_batch import KeyUpdate

@@ -88,13 +88,13 @@ BREAKS: dict[int, Break] = {
         f"{SIMULATED}/test_swarm_training.py::test_every_delta_is_in_the_model_once[pssp]",
     ),
     2: Break(
-        "p2pnode.training.exchange.swarm_view:SwarmView.median_step",
+        "p2pnode.training.exchange.run_state:SwarmView.median_step",
         "a joiner begins at step 0",
         returns(0),
         f"{SIMULATED}/test_swarm_training.py::test_a_late_joiner_starts_where_the_others_are",
     ),
     3: Break(
-        "p2pnode.training.exchange.swarm_view:SwarmView.is_gone",
+        "p2pnode.training.exchange.run_state:SwarmView.is_gone",
         "no node ever counts as gone",
         returns(False),
         f"{SIMULATED}/test_swarm_training.py::test_a_killed_owner_loses_nothing_that_was_acknowledged",

@@ -24,10 +24,9 @@ from p2pnode.training.exchange.messages import decode, encode
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.peer_score import PeerScore
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState, SwarmView
 from p2pnode.training.exchange.store.replica import Replica
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.swarm import Swarm
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, VirtualClock

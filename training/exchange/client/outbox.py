@@ -29,9 +29,8 @@ from p2pnode.training.exchange.directory import MAX_RETRY_S, OwnerDirectory
 from p2pnode.training.exchange.messages import KNOWN, Push, PushAnswer, PushResult, read_results
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Counters
+from p2pnode.training.exchange.run_state import Counters, SwarmView
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.timeouts import Obstacles
 from p2pnode.training.swarm import Swarm
 

@@ -33,10 +33,9 @@ from p2pnode.training.exchange.owner.publishing import Publisher
 from p2pnode.training.exchange.owner.validation import ShardInspector
 from p2pnode.training.exchange.published import Subscriber
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.run_state import RunState, SwarmView
 from p2pnode.training.exchange.store.replica import NO_POSITION, Replica
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import MAX_BELIEVED, ZERO_TERM
 from p2pnode.training.exchange.timeouts import Obstacles, StepWait
 from p2pnode.training.settings import ExchangeSettings

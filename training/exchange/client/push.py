@@ -33,9 +33,8 @@ from p2pnode.training.exchange.delta import Delivery, Outgoing
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import Push
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
-from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.run_state import RunState, SwarmView
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.timeouts import StepWait
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.delta_range import is_delta_in_range

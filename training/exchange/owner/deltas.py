@@ -34,9 +34,8 @@ from p2pnode.training.exchange.messages import KNOWN, SIGN_OF_LIFE, Push, PushAn
 from p2pnode.training.exchange.owner.replication import DeltaReplicator, lacks_backup, not_owned
 from p2pnode.training.exchange.owner.validation import DeltaValidator
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState, SwarmView
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.delta_range import is_delta_in_range

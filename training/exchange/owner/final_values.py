@@ -34,10 +34,9 @@ from p2pnode.training.exchange.ownership_messages import (
     TransferResult,
 )
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RebalanceRequests
+from p2pnode.training.exchange.run_state import RebalanceRequests, SwarmView
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.swarm import Swarm
 
 #: The backup hashes its copies before it answers: 100 million values take a second.

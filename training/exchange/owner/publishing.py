@@ -43,10 +43,10 @@ from p2pnode.training.exchange.published import (
     continued,
     next_version,
 )
+from p2pnode.training.exchange.run_state import SwarmView
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.exchange.store.replica import Position, Replica
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import MAX_BELIEVED
 
 #: Of a median step: after it the next version is made, where the last change was as large as its codec's usually are.

@@ -36,12 +36,11 @@ from p2pnode.training.exchange.ownership_messages import (
 )
 from p2pnode.training.exchange.published import Published
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState, SwarmView
 from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.replica import Position, Replica, copy_status, replica_copy
 from p2pnode.training.exchange.store.shard_states import describe
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import Term
 from p2pnode.training.shards.state import ShardState
 

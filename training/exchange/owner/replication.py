@@ -32,10 +32,9 @@ from p2pnode.training.exchange.messages import (
 )
 from p2pnode.training.exchange.owner.validation import DeltaValidator, is_good
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, RunState, SwarmView
 from p2pnode.training.exchange.store.records import BufferedDelta, Owned
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import Fence, Term
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.delta_range import is_delta_in_range

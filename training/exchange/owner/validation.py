@@ -21,9 +21,8 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.training.cooperative import LoopYielder, off_loop
 from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import Push, PushResult, RefusalReason
-from p2pnode.training.exchange.run_state import Counters, RebalanceRequests
+from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, SwarmView
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards import robust
 from p2pnode.training.shards.applied import DeltaId

@@ -23,7 +23,7 @@ from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer,
 from p2pnode.training.exchange.ownership_messages import CopyStatus, Fetch, ReplicasAnswer, ShardList, TransferResult
 from p2pnode.training.exchange.peer_score import Nonsense
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState, SwarmView
 from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.replica import (
     Replica,
@@ -34,7 +34,6 @@ from p2pnode.training.exchange.store.replica import (
     replica_copy,
 )
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import ZERO_TERM, Fence, OwnerInfo, Term
 from p2pnode.training.shards.state import ShardState, last_steps
 from p2pnode.training.swarm import Swarm

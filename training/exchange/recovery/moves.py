@@ -34,13 +34,12 @@ from p2pnode.training.exchange.owner.replication import lacks_backup
 from p2pnode.training.exchange.ownership_messages import HandOver, Learn, ShardList, StateHead, TransferResult
 from p2pnode.training.exchange.peer_score import Nonsense
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState, SwarmView
 from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.records import Backed
 from p2pnode.training.exchange.store.replica import Replica
 from p2pnode.training.exchange.store.shard_states import describe
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import OwnerInfo, Term
 from p2pnode.training.shards.state import ShardState
 from p2pnode.training.swarm import Swarm

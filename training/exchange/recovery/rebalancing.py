@@ -25,10 +25,9 @@ from p2pnode.training.exchange.owner.publishing import Publisher
 from p2pnode.training.exchange.recovery.failover import Failover
 from p2pnode.training.exchange.recovery.moves import ShardMoves
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import Phase, RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import Phase, RebalanceRequests, RunState, SwarmView
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.swarm import Swarm
 

@@ -47,10 +47,9 @@ from p2pnode.training.exchange.ownership_messages import (
     ShardList,
 )
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RebalanceRequests, RunState
+from p2pnode.training.exchange.run_state import RebalanceRequests, RunState, SwarmView
 from p2pnode.training.exchange.store.records import LogEntry, SupersededCopy, compare, identities_of
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.exchange.terms import MAX_BELIEVED, OwnerInfo, Term
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.applied import Applied, DeltaId

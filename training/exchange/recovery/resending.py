@@ -26,10 +26,9 @@ from p2pnode.training.exchange.ownership_messages import (
 )
 from p2pnode.training.exchange.recovery.reconciliation import SplitReconciler, first_batch
 from p2pnode.training.exchange.rpc import ExchangeRpc
-from p2pnode.training.exchange.run_state import RunState
+from p2pnode.training.exchange.run_state import RunState, SwarmView
 from p2pnode.training.exchange.store.records import LogEntry
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.exchange.swarm_view import SwarmView
 from p2pnode.training.shards.applied import DeltaId
 
 #: Seconds between two searches for deltas whose shard has another owner.

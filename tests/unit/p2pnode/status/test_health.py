@@ -13,7 +13,7 @@ import pytest
 from p2pnode import __version__
 from p2pnode.overlay.ids import short
 from p2pnode.status.health import ENDING, LONG_WAIT_S
-from p2pnode.training.exchange.swarm_view import COUNTED_FACTOR, LASTING_S
+from p2pnode.training.exchange.run_state import COUNTED_FACTOR, LASTING_S
 from p2pnode.training.supervisor.gpu_monitor import GpuReading
 from p2pnode.training.trainer_link.interface import Evaluation
 from tests.harness.network.nat import Nat

@@ -1,4 +1,4 @@
-"""The cached view of the peers (`training.exchange.swarm_view`).
+"""The cached view of the peers (`training.exchange.run_state`).
 
 Counts of the nodes that train, of this node and of others.
 """
@@ -15,9 +15,7 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Contact
 from p2pnode.training.exchange.directory import shard_key
 from p2pnode.training.exchange.peer_score import IGNORED_S, NONSENSE, PeerScore
-from p2pnode.training.exchange.run_state import Phase, RunState
-from p2pnode.training.exchange.store.shard_states import ANY_STEPS
-from p2pnode.training.exchange.swarm_view import (
+from p2pnode.training.exchange.run_state import (
     COUNTED_FACTOR,
     FURTHEST_AT_FIRST,
     FURTHEST_FACTOR,
@@ -28,8 +26,11 @@ from p2pnode.training.exchange.swarm_view import (
     UNKNOWN_FAILED_S,
     VIEW_TTL_S,
     CountComparison,
+    Phase,
+    RunState,
     SwarmView,
 )
+from p2pnode.training.exchange.store.shard_states import ANY_STEPS
 from p2pnode.training.exchange.terms import MAX_BELIEVED
 from tests.harness.environment.simulated import ListLog
 
