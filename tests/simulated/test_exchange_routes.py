@@ -242,7 +242,7 @@ async def test_a_living_member_that_answers_no_request_is_gone_to_the_exchange_a
     async def ask_all(times: int, *members: Member) -> None:
         for _ in range(times):
             for member in members:
-                await exchange.rpc.try_ask(member.contact, "where_is", ASK, LocateOwnersAnswer, 1.0)
+                await exchange.rpc.try_ask(member.contact, "where_is", ASK, LocateOwnersAnswer)
             await asyncio.sleep(UNREACHED_S / (UNANSWERED - 1))
 
     with striking(world.unanswered, to=silent):

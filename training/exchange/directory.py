@@ -31,8 +31,6 @@ from p2pnode.training.exchange.terms import KnownOwner, OwnerInfo
 from p2pnode.training.exchange.timeouts import Obstacles, together
 from p2pnode.training.swarm import Swarm
 
-#: For requests without bodies, which a living node answers at once.
-QUESTION_TIMEOUT_S = 1.0
 #: For small requests between an owner and its backups, for whose answer nothing else waits. On a full line they wait
 #: behind everything else; the failure detector finds a dead partner before.
 PARTNER_TIMEOUT_S = 3.0
@@ -225,7 +223,7 @@ class OwnerDirectory:
     async def learn_all(self, source: Contact) -> None:
         """Ask one node for every owner it knows. Raises `TransportError`."""
         question = LocateOwners([], [])
-        answer = await self.rpc.ask(source, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
+        answer = await self.rpc.ask(source, "where_is", question, LocateOwnersAnswer)
         self.store.note_owners(answer.known)
 
     async def refresh(self, shards: list[int], *, after_s: float = 0.0) -> None:
@@ -270,7 +268,7 @@ class OwnerDirectory:
         store, ownership = self.store, self.store.ownership
         known = [info for shard in shards if (info := store.redirect(shard)) is not None]
         question = LocateOwners(shards, known, ownership.stale_fences(shards))
-        answer = await self.rpc.try_ask(contact, "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
+        answer = await self.rpc.try_ask(contact, "where_is", question, LocateOwnersAnswer)
         if answer is None:
             return
         store.note_owners(answer.known)
@@ -297,7 +295,7 @@ class OwnerDirectory:
                 requests.setdefault(to, []).append(shard)
         for to, shards in requests.items():
             message = ShardList(shards)
-            await self.rpc.try_ask(to, "request_takeover", message, TransferResult, QUESTION_TIMEOUT_S)
+            await self.rpc.try_ask(to, "request_takeover", message, TransferResult)
 
 
 #: Members asked at once whether they reach another one.

@@ -96,6 +96,21 @@ class ExchangeRpc:
         self._handlers[name] = handler
         self._swarm.register(name, handler, waits=waits)
 
+    def answer(
+        self,
+        name: str,
+        kind: type[A],
+        handle: Callable[[Contact, A], Awaitable[msgspec.Struct]],
+        *,
+        waits: bool = False,
+    ) -> None:
+        """Serve requests of this name that have no body, and whose answers have none. `waits` as above."""
+
+        async def respond(sender: Contact, message: A, _stream: AsyncIterator[Buffer]) -> Response:
+            return Response(encode(await handle(sender, message)))
+
+        self.register(name, kind, respond, waits=waits)
+
     def serve_indirect(self) -> None:
         """Serve requests that come by way of a relay, and relay those of others."""
         self._swarm.register(NAME, self._indirect.handle, waits=True)
@@ -118,11 +133,12 @@ class ExchangeRpc:
         return self._send(kind, to, kind, message, body)
 
     def question(
-        self, to: Contact, name: str, message: msgspec.Struct, timeout_s: float, body: Body = ()
+        self, to: Contact, name: str, message: msgspec.Struct, at_least_s: float = 0.0, body: Body = ()
     ) -> AbstractAsyncContextManager[ReceivedResponse]:
-        """A request that is given up after a silence of `timeout_s`, or of more where this peer was slow before: on a
-        full line a small question waits for seconds behind everything else. Raises `TransportError`."""
-        return self._send("question", to, name, message, body, timeout_s)
+        """A small request, which a living node answers at once. It is given up after a silence that this peer's
+        answers to others make unlikely, but of so many seconds at least: where nothing else waits for the answer, it
+        may come from behind a full line. Raises `TransportError`."""
+        return self._send("question", to, name, message, body, at_least_s)
 
     def _send(
         self, kind: Kind, to: Contact, name: str, message: msgspec.Struct, body: Body, at_least_s: float = 0.0
@@ -136,18 +152,16 @@ class ExchangeRpc:
         return _Request(self, kind, to, self._swarm.request(to, name, payload, body, timeout_s=timeout_s))
 
     async def ask(
-        self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float, body: Body = ()
+        self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], at_least_s: float = 0.0, body: Body = ()
     ) -> A:
         """A `question` whose answer has no body. Raises `TransportError`; a malformed answer counts as `foreign`."""
-        async with self.question(to, name, message, timeout_s, body) as answer:
+        async with self.question(to, name, message, at_least_s, body) as answer:
             return self.decoded(to, answer.head, kind)
 
-    async def try_ask(
-        self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], timeout_s: float
-    ) -> A | None:
+    async def try_ask(self, to: Contact, name: str, message: msgspec.Struct, kind: type[A]) -> A | None:
         """`ask` where nothing follows from a failure: None."""
         try:
-            return await self.ask(to, name, message, kind, timeout_s)
+            return await self.ask(to, name, message, kind)
         except TransportError:
             return None
 

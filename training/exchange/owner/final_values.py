@@ -15,15 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact
-from p2pnode.overlay.transport import Buffer, Response, TransportError
+from p2pnode.overlay.transport import TransportError
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.exchange.directory import OwnerDirectory
-from p2pnode.training.exchange.messages import encode
 from p2pnode.training.exchange.owner.replication import lacks_backup
 from p2pnode.training.exchange.ownership_messages import (
     CompareCopies,
@@ -85,9 +84,9 @@ class FinalValues:
 
     def register(self) -> None:
         """Register the request handlers."""
-        self.rpc.register("compare", CompareCopies, self._on_compare)
-        self.rpc.register("final_buffers", FinalBuffers, self._on_final_buffers, waits=True)
-        self.rpc.register("final_done", FinalDone, self._on_final_done)
+        self.rpc.answer("compare", CompareCopies, self._on_compare)
+        self.rpc.answer("final_buffers", FinalBuffers, self._on_final_buffers, waits=True)
+        self.rpc.answer("final_done", FinalDone, self._on_final_done)
 
     # -- values -------------------------------------------------------------------------------------------------
 
@@ -140,7 +139,7 @@ class FinalValues:
                 self.store.drop_backup(shard, self.rpc.me)
                 self.rebalance.wake()
 
-    async def _on_compare(self, sender: Contact, message: CompareCopies, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_compare(self, sender: Contact, message: CompareCopies) -> TransferResult:
         same, furthest = [], self.view.plausible_steps().furthest
         for copy in message.copies:
             state = self.store.backed_as(copy.shard, copy.term, sender, min(copy.folded_step, furthest))
@@ -149,7 +148,7 @@ class FinalValues:
             digest = await self._executor.run(value_digest, state.value)
             if state.version == copy.version and digest == copy.digest:
                 same.append(copy.shard)
-        return Response(encode(TransferResult(same, [])))
+        return TransferResult(same, [])
 
     # -- integer buffers ----------------------------------------------------------------------------------------
 
@@ -201,13 +200,11 @@ class FinalValues:
     async def _request_buffers(self, to: Contact, message: FinalBuffers) -> bytes | None:
         return (await self.rpc.ask(to, "final_buffers", message, FinalBuffersAnswer, BUFFERS_TIMEOUT_S)).buffers
 
-    async def _on_final_buffers(
-        self, _sender: Contact, message: FinalBuffers, _stream: AsyncIterator[Buffer]
-    ) -> Response:
+    async def _on_final_buffers(self, _sender: Contact, message: FinalBuffers) -> FinalBuffersAnswer:
         if message.buffers is None:
-            return Response(encode(FinalBuffersAnswer(await self._kept_buffers())))
+            return FinalBuffersAnswer(await self._kept_buffers())
         self._buffers = message.buffers
-        return Response(encode(FinalBuffersAnswer(self._buffers)))
+        return FinalBuffersAnswer(self._buffers)
 
     # -- the farewell -------------------------------------------------------------------------------------------
 
@@ -227,6 +224,6 @@ class FinalValues:
         """Whether this node has its final values, as it has said."""
         return node_id in self._done
 
-    async def _on_final_done(self, sender: Contact, _message: FinalDone, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_final_done(self, sender: Contact, _message: FinalDone) -> TransferResult:
         self._done[sender.node_id] = None
-        return Response(encode(TransferResult([], [])))
+        return TransferResult([], [])

@@ -132,8 +132,8 @@ class ReadHandler:
     def register(self) -> None:
         """Register the request handlers."""
         self.rpc.register("pull", Pull, self._on_pull, waits=True)
-        self.rpc.register("where_is", LocateOwners, self._on_where_is)
-        self.rpc.register("query_replicas", ShardList, self._on_query_replicas)
+        self.rpc.answer("where_is", LocateOwners, self._on_where_is)
+        self.rpc.answer("query_replicas", ShardList, self._on_query_replicas)
         self.rpc.register("fetch", Fetch, self._on_fetch)
 
     # -- pull ---------------------------------------------------------------------------------------------------
@@ -203,21 +203,19 @@ class ReadHandler:
 
     # -- owners and copies --------------------------------------------------------------------------------------
 
-    async def _on_where_is(self, _sender: Contact, message: LocateOwners, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_where_is(self, _sender: Contact, message: LocateOwners) -> LocateOwnersAnswer:
         self.store.note_owners(message.known)
         self.rebalance.challenge(message.fences)
         shards = message.shards or range(len(self.store))
         known = [info for shard in shards if (info := self.store.redirect(shard)) is not None]
-        return Response(encode(LocateOwnersAnswer(known)))
+        return LocateOwnersAnswer(known)
 
-    async def _on_query_replicas(
-        self, _sender: Contact, message: ShardList, _stream: AsyncIterator[Buffer]
-    ) -> Response:
+    async def _on_query_replicas(self, _sender: Contact, message: ShardList) -> ReplicasAnswer:
         shards = [shard for shard in message.shards if shard < len(self.store)]
         pulled, step = self.replica.pulled_version, self.run.step
         statuses = [copy_status(self.store, shard, pulled(shard), step) for shard in shards]
         known = [info for shard in shards if (info := self.store.redirect(shard)) is not None]
-        return Response(encode(ReplicasAnswer(statuses, known)))
+        return ReplicasAnswer(statuses, known)
 
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self.store)]

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Activity, Contact
-from p2pnode.overlay.transport import Response, TransportError
+from p2pnode.overlay.transport import TransportError
 from p2pnode.training.cooperative import off_loop
 from p2pnode.training.encoding.frames import BadFrame, FrameReader
 from p2pnode.training.exchange.delta import NO_VALUES
-from p2pnode.training.exchange.directory import QUESTION_TIMEOUT_S, SEARCH_WITHIN_S, OwnerDirectory, RouteFinder
-from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer, encode
+from p2pnode.training.exchange.directory import SEARCH_WITHIN_S, OwnerDirectory, RouteFinder
+from p2pnode.training.exchange.messages import LocateOwners, LocateOwnersAnswer
 from p2pnode.training.exchange.ownership_messages import CopyStatus, Fetch, ReplicasAnswer, ShardList, TransferResult
 from p2pnode.training.exchange.peer_score import Nonsense
 from p2pnode.training.exchange.rpc import ExchangeRpc
@@ -78,9 +78,9 @@ class Failover:
         #: with: the step of the node that had pulled them.
         self._reached: dict[bytes, int] = {}
         self._replica_steps: dict[int, int] = {}
-        self.rpc.register("request_takeover", ShardList, self._on_request_takeover)
+        self.rpc.answer("request_takeover", ShardList, self._on_request_takeover)
 
-    async def _on_request_takeover(self, sender: Contact, message: ShardList, _stream: object) -> Response:
+    async def _on_request_takeover(self, sender: Contact, message: ShardList) -> TransferResult:
         """Another node finds no owner. This one queries the replicas before it takes over, and asks the known owner
         too."""
         taken = []
@@ -95,7 +95,7 @@ class Failover:
                     self.swarm.suspect(known.owner.node_id, f"{sender.node_id.hex()[:8]} cannot reach it")
         self.rebalance.wake()
         others = [info for shard in message.shards if (info := self.store.redirect(shard)) is not None]
-        return Response(encode(TransferResult(taken, others)))
+        return TransferResult(taken, others)
 
     # -- take-over ----------------------------------------------------------------------------------------------
 
@@ -166,10 +166,7 @@ class Failover:
         while True:
             members = self.swarm.members()
             asked = [peer for peer in members if peer.activity is Activity.JOINING or peer.eligible]
-            questions = (
-                self.rpc.try_ask(peer.contact, "query_replicas", nothing, ReplicasAnswer, QUESTION_TIMEOUT_S)
-                for peer in asked
-            )
+            questions = (self.rpc.try_ask(peer.contact, "query_replicas", nothing, ReplicasAnswer) for peer in asked)
             answered = len(members) - (await asyncio.gather(*questions)).count(None)
             if answered >= expected or self._clock.monotonic() >= deadline:
                 break
@@ -220,7 +217,7 @@ class Failover:
         await asyncio.gather(*(self._tell(contact, message) for contact in told))
 
     async def _tell(self, to: Contact, message: LocateOwners) -> None:
-        answer = await self.rpc.try_ask(to, "where_is", message, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
+        answer = await self.rpc.try_ask(to, "where_is", message, LocateOwnersAnswer)
         if answer is not None:
             self.store.note_owners(answer.known)
 
@@ -247,7 +244,7 @@ class Failover:
         is_joining = peer is not None and peer.activity is Activity.JOINING
         for _ in range(RESUME_ROUNDS if self._resuming else 1):  # all are busy starting
             try:
-                answer = await self.rpc.ask(contact, "query_replicas", query, ReplicasAnswer, QUESTION_TIMEOUT_S)
+                answer = await self.rpc.ask(contact, "query_replicas", query, ReplicasAnswer)
                 break
             except TransportError as error:
                 is_not_served = error.is_not_served
@@ -342,7 +339,7 @@ class Failover:
     async def _request_takeover(self, holder: Contact, shard: int) -> None:
         """Ask the holder of the best copy to take over; its own failure detector may need longer."""
         message = ShardList([shard])
-        await self.rpc.try_ask(holder, "request_takeover", message, TransferResult, QUESTION_TIMEOUT_S)
+        await self.rpc.try_ask(holder, "request_takeover", message, TransferResult)
 
     async def _fetch(self, shard: int, holder: Contact) -> tuple[Term, ShardState] | None:
         message = Fetch([shard])

@@ -83,10 +83,10 @@ class ShardMoves:
 
     def register(self) -> None:
         """Register the request handlers."""
-        self.rpc.register("learn", Learn, self._on_learn)
+        self.rpc.answer("learn", Learn, self._on_learn)
         self.rpc.register("state", ShardList, self._on_state)
         self.rpc.register("hand_over", HandOver, self._on_hand_over)
-        self.rpc.register("backing", ShardList, self._on_backing)
+        self.rpc.answer("backing", ShardList, self._on_backing)
 
     # -- a new backup -------------------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class ShardMoves:
 
     # -- the shards of other owners --------------------------------------------------------------------------------
 
-    async def _on_learn(self, sender: Contact, message: Learn, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_learn(self, sender: Contact, message: Learn) -> TransferResult:
         taken = []
         if not self.run.is_leaving and not self.view.score.is_quarantined(sender.node_id):
             asked = zip(message.shards, message.attempts, strict=False)
@@ -223,7 +223,7 @@ class ShardMoves:
             taken = [info.shard for info, attempt in asked if begin(info.shard, info.term, sender, attempt)]
         answer = self._answer((info.shard for info in message.shards), taken)
         publications = [await self._base(shard, sender) for shard in taken]
-        return Response(encode(TransferResult(taken, answer.others, publications if any(publications) else [])))
+        return TransferResult(taken, answer.others, publications if any(publications) else [])
 
     async def _base(self, shard: int, owner: Contact) -> bytes:
         """The publication of which this node holds the first published value, which is kept until the state has
@@ -325,9 +325,9 @@ class ShardMoves:
             for info in answer.others:
                 self.store.drop_unconfirmed(info, owner, attempts.get(info.shard, 0))
 
-    async def _on_backing(self, sender: Contact, message: ShardList, _stream: AsyncIterator[Buffer]) -> Response:
+    async def _on_backing(self, sender: Contact, message: ShardList) -> TransferResult:
         taken = [shard for shard in message.shards if self._needs(shard, sender)]
-        return Response(encode(self._answer(message.shards, taken)))
+        return self._answer(message.shards, taken)
 
     def _needs(self, shard: int, sender: Contact) -> bool:
         """Whether the owner relies on this copy. Promise 1: without a backup, any copy is better than none."""

@@ -23,7 +23,7 @@ from p2pnode.overlay.transport import Buffer, Response, TransportError
 from p2pnode.training.cooperative import VALUES_PER_ROW, off_loop
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, list_if_small
 from p2pnode.training.exchange.delta import IncomingDelta, logged_frames, logged_item, read_item
-from p2pnode.training.exchange.directory import QUESTION_TIMEOUT_S, OwnerDirectory
+from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import (
     MAX_DELTAS,
     LocateOwners,
@@ -167,7 +167,7 @@ class SplitReconciler:
         self.returned.pop(node, None)
         question = LocateOwners([claim.shard for claim in claims], claims)
         with contextlib.suppress(TransportError):
-            answer = await self.rpc.ask(known[node], "where_is", question, LocateOwnersAnswer, QUESTION_TIMEOUT_S)
+            answer = await self.rpc.ask(known[node], "where_is", question, LocateOwnersAnswer)
             self.store.note_owners(answer.known)
 
     # -- the side with the lower term ---------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class SplitReconciler:
     async def _histories(self, owner: Contact, shards: list[int]) -> list[OwnedHistory]:
         if owner.node_id == self.store.node_id:
             return [self.history(shard) for shard in shards]
-        async with self.rpc.question(owner, "offer_repair", ShardList(shards), QUESTION_TIMEOUT_S) as answer:
+        async with self.rpc.question(owner, "offer_repair", ShardList(shards)) as answer:
             told, reader = self.rpc.decoded(owner, answer.head, ShardList).shards, FrameReader(answer.body)
             return [await self.rpc.record(owner, reader, shard, OwnedHistory) for shard in told]
 

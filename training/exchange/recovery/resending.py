@@ -9,15 +9,14 @@ an owner adds them at any age, and without momentum.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Contact
-from p2pnode.overlay.transport import Buffer, Response, TransportError
+from p2pnode.overlay.transport import TransportError
 from p2pnode.training.exchange.delta import Acknowledged, AcknowledgedKey, SentDeltas
 from p2pnode.training.exchange.directory import PARTNER_TIMEOUT_S
-from p2pnode.training.exchange.messages import encode
 from p2pnode.training.exchange.ownership_messages import (
     MAX_ASKED,
     AskedDelta,
@@ -54,7 +53,7 @@ class Resending:
         self._clock = self.environment.clock
         self._log = self.environment.log
         self._next_s = 0.0
-        self.rpc.register("lacking", FindLacking, self._on_question)
+        self.rpc.answer("lacking", FindLacking, self._on_question)
 
     def due(self) -> Moved:
         """The deltas whose shard has another owner than the one that acknowledged them, at most once per `EVERY_S`."""
@@ -148,8 +147,8 @@ class Resending:
 
     # -- answers to other nodes -----------------------------------------------------------------------------------
 
-    async def _on_question(self, sender: Contact, message: FindLacking, _stream: AsyncIterator[Buffer]) -> Response:
-        return Response(encode(self._answer(sender.node_id, message)))
+    async def _on_question(self, sender: Contact, message: FindLacking) -> LackingDeltas:
+        return self._answer(sender.node_id, message)
 
     def _answer(self, node: bytes, message: FindLacking) -> LackingDeltas:
         """Which of the deltas of `node` the shards owned here lack for certain."""
