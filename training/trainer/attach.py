@@ -100,7 +100,7 @@ def attach(
         given = ScriptArguments.of(optimizer, scheduler, scaler, warnings, state, on_load)
         turns = Turns(model, given, ranks, connection, warnings, include_frozen=include_frozen)
         join(turns)
-        turns.next_turn()
+        turns.take_order()
     except TrainerFailed as failure:
         if connection is not None:
             report_failure(connection, failure)

@@ -159,7 +159,7 @@ class AttachedSwarm:
         counts what is trained. Raises `ValueError` where no records are set, where this script shares data already, and
         under torchrun; and for files that cannot be read.
         """
-        return self._turns.data.records(decode, self._turns.end_turn)
+        return self._turns.data.records(decode, self._turns.end_turn_early)
 
     # --- signs of life ------------------------------------------------------------------------------------------
 

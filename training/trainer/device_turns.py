@@ -198,8 +198,11 @@ class DeviceTurns:
             return None
         return math.fsum(self._losses) / len(self._losses)
 
-    def next_step(self) -> StepAnswer:
-        """Ask, when the device has done all but the last step. Raises `DaemonGone`."""
+    def next_step(self, *, is_due: bool) -> StepAnswer:
+        """What is next. A single trainer reports when its turn has so many steps as were ordered (`is_due`). One of
+        several asks, when the device has done all but the last step. Raises `DaemonGone`."""
+        if not self.order.asks:
+            return StepAnswer.DISTRIBUTED if is_due else StepAnswer.LOCAL
         assert self._connection is not None
         self._run_ahead.wait()
         return self._connection.next_step()

@@ -38,8 +38,8 @@ FACTS = ("has taken {:g} optimiser steps in a turn", "has a scaler at {:g}", "ha
 Shared = TypeVar("Shared")
 
 
-class Turn(NamedTuple):
-    """One turn of local training; see `StepOrder`."""
+class RankOrder(NamedTuple):
+    """What all ranks have to know of a `StepOrder`."""
 
     step: int
     local_steps: int
@@ -49,12 +49,12 @@ class Turn(NamedTuple):
 
 
 class Signal(IntEnum):
-    """What rank 0 tells the ranks that wait for the next turn: to wait on, so that their collective does not time out;
-    the turn; the end; that the daemon has ended; to save their state; to apply what it is about to apply
+    """What rank 0 tells the ranks that wait for the next order: to wait on, so that their collective does not time out;
+    the order; the end; that the daemon has ended; to save their state; to apply what it is about to apply
     (`training.trainer.model.value_entry`); or to describe the model with it."""
 
     STILL_WAITING = 0
-    TURN = 1
+    ORDER = 1
     DONE = 2
     LOST = 3
     SAVE = 4
@@ -98,24 +98,24 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def lead(self, turn: Turn | None) -> None:
-        """On rank 0: broadcast the next turn; None is the end."""
-        self.signal(Signal.DONE if turn is None else Signal.TURN, turn)
+    def lead(self, order: RankOrder | None) -> None:
+        """On rank 0: broadcast the next order; None is the end."""
+        self.signal(Signal.DONE if order is None else Signal.ORDER, order)
 
-    def signal(self, signal: Signal, turn: Turn | None = None) -> None:
-        """On rank 0: let the other ranks, which wait for the next turn, do something before it."""
-        turn = turn or Turn(0, 0, 0.0, is_first=False)
-        numbers = [signal, turn.step, turn.local_steps, turn.workers, turn.is_first, turn.node_index]
+    def signal(self, signal: Signal, order: RankOrder | None = None) -> None:
+        """On rank 0: let the other ranks, which wait for the next order, do something before it."""
+        order = order or RankOrder(0, 0, 0.0, is_first=False)
+        numbers = [signal, order.step, order.local_steps, order.workers, order.is_first, order.node_index]
         self._exchange(list(map(float, numbers)))
 
-    def follow(self, actions: Mapping[Signal, Callable[[], object]]) -> Turn | None:
-        """On the other ranks: wait for the next turn; None is the end. What rank 0 does together with all is done
+    def follow(self, actions: Mapping[Signal, Callable[[], object]]) -> RankOrder | None:
+        """On the other ranks: wait for the next order; None is the end. What rank 0 does together with all is done
         meanwhile. Raises `DaemonGone`."""
         while True:
             values = self._exchange([0.0] * 6)
             signal = Signal(int(values[0]))
-            if signal is Signal.TURN:
-                return Turn(int(values[1]), int(values[2]), values[3], bool(values[4]), int(values[5]))
+            if signal is Signal.ORDER:
+                return RankOrder(int(values[1]), int(values[2]), values[3], bool(values[4]), int(values[5]))
             if signal is Signal.DONE:
                 return None
             if signal is Signal.LOST:

@@ -134,7 +134,7 @@ class TaskRunner:
         calls.order, calls.report = messages.Train(1, order), None
         calls.is_interrupted, calls.link = interrupted, link
         try:
-            self._turns.next_turn()
+            self._turns.take_order()
             while True:
                 self._loop.step()
         except _TurnEnded:

@@ -92,7 +92,7 @@ class TaskLoop:
         `training.trainer.joining.join` does."""
         join(self.turns, start)
         self.open_records()
-        self.turns.next_turn()
+        self.turns.take_order()
 
     def open_records(self) -> None:
         """Take the batches from the records of `[dispatch]`, if there are any. Raises `TrainerFailed`."""

@@ -30,7 +30,7 @@ from p2pnode.training.trainer.model.value_entry import News, ValueEntry
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer.model.weight_loads import WeightLoads
 from p2pnode.training.trainer.optimizers.step_count import MetricMeans, StepCount
-from p2pnode.training.trainer.ranks import APART_HINT, RankAgreement, Ranks, Signal, Turn, difference
+from p2pnode.training.trainer.ranks import APART_HINT, RankAgreement, RankOrder, Ranks, Signal, difference
 from p2pnode.training.trainer.sampling.shared_data import SharedData
 from p2pnode.training.trainer.script_arguments import ScriptArguments
 from p2pnode.training.trainer.state.rank_states import RankStates
@@ -94,7 +94,7 @@ class Turns:
             Signal.VALUES: self.apply,
             Signal.DESCRIBE: self._described,
         }
-        self._turn = 0
+        self._order_number = 0
         self.entry = ValueEntry(vector, ranks)
         self.devices = DeviceTurns(vector, connection)
         self._began_s = 0.0
@@ -107,7 +107,7 @@ class Turns:
         if self.data.stopped and not self._is_done:
             # The node stopped while the script waited for data: it takes the last weights as after a turn.
             with self.raising_lost():
-                self.next_turn()
+                self.take_order()
         return self._is_done
 
     @contextlib.contextmanager
@@ -137,17 +137,51 @@ class Turns:
             with self.loads.pull() if self.devices.moves else contextlib.nullcontext():
                 self.devices.stepped(values["loss"])
         with self.raising_lost():
-            if not steps:
-                self._report_progress()
-            elif self.devices.order.asks:
-                if not self._goes_on():
-                    self.next_turn()
-            elif self.turn_steps < self.local_steps:
+            if steps and not self._goes_on():
+                self.take_order()
+                return
+            if steps:
                 self._apply_news()
-                self._report_progress()
-            else:
-                self._report_turn()
-                self.next_turn()
+            self._report_progress()
+
+    def _goes_on(self) -> bool:
+        """Whether an optimiser step is next. False: the turn has ended, and is reported where it counts."""
+        answer = self.devices.next_step(is_due=self.turn_steps >= self.local_steps)
+        if answer is StepAnswer.DISTRIBUTED:
+            self._report_turn()
+        return answer is StepAnswer.LOCAL
+
+    def _report_turn(self) -> None:
+        self._check_model()
+        self._count.end_turn(may_skip=self.given.scaler is not None)
+        self.given.end_turn(self.turn_steps, self.warn)
+        rate = float(self.given.optimizers[0].param_groups[0]["lr"])
+        statement = self._agreement.statement(self.turn_steps, self.given.scaler, rate)
+        loss, metrics, samples, statements = self.ranks.combine(self._means.means(), self._samples, statement)
+        self.warn.finding("ranks_apart", difference(statements), APART_HINT)
+        self.samples_seen += samples
+        is_finite, has_delta = self._cut()
+        with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
+            self.data.report(self._order_number, self.step_number, samples, has_delta=has_delta)
+        if self.connection is None:
+            return
+        if not math.isfinite(loss) and "loss" in self._means:
+            self.warn("loss_not_finite", f"the mean loss of step {self.step_number} is {loss}")
+        metrics["learning_rate"] = rate
+        seconds = time.perf_counter() - self._began_s
+        recent = self.devices.recent_loss()
+        report = StepReport(
+            self.step_number, loss, samples, self.turn_steps, seconds, metrics, recent, is_finite, has_delta
+        )
+        self._tell(messages.Trained(self._order_number, report))
+
+    def _cut(self) -> tuple[bool, bool]:
+        """On all ranks: take the delta, unless the exchange of the last one has not ended. Returns whether it is finite
+        and whether there is one."""
+        if self.devices.order.asks:
+            return self.devices.report(self.entry.delta), True
+        self._apply_all()
+        return self.entry.cut(self.loads)
 
     def leave(self) -> None:
         """See `AttachedSwarm.leave`."""
@@ -156,9 +190,9 @@ class Turns:
         with self.raising_lost():
             if self.connection is not None:
                 self.connection.send(messages.LeaveRequested())
-            self.next_turn()
+            self.take_order()
 
-    def end_turn(self) -> bool:
+    def end_turn_early(self) -> bool:
         """Report the optimiser steps since the last turn, if there are any, without waiting for `local_steps`; and take
         the next order, if the daemon waits for this turn no more. Returns whether some of what is reported is in no
         delta yet."""
@@ -166,14 +200,14 @@ class Turns:
             return False
         if self.turn_steps:
             self._report_turn()
-            self.next_turn()
+            self.take_order()
         elif self.connection is not None and self.connection.interrupted():
-            self.next_turn()
+            self.take_order()
         else:
             self._apply_news()
             if self.entry.has_rest and not self.entry.is_exchanging:
                 self._report_rest(self.step_number)
-                self.next_turn()
+                self.take_order()
         return self.entry.has_rest
 
     def take(self, given: ScriptArguments) -> None:
@@ -203,39 +237,32 @@ class Turns:
 
     # --- the next order -----------------------------------------------------------------------------------------
 
-    def next_turn(self) -> None:
+    def take_order(self) -> None:
         """Take the next order, and as one of several trainers the next in which there is something to train."""
-        self._take_turn()
-        while self.devices.order.asks and not self._is_done and not self._goes_on():
-            self._take_turn()
+        self._take_one_order()
+        while not self._is_done and not self._goes_on():
+            self._take_one_order()
 
-    def _goes_on(self) -> bool:
-        """As one of several trainers: ask what is next. False: the turn has ended, and is reported where it counts."""
-        answer = self.devices.next_step()
-        if answer is StepAnswer.DISTRIBUTED:
-            self._report_turn()
-        return answer is StepAnswer.LOCAL
-
-    def _take_turn(self) -> None:
+    def _take_one_order(self) -> None:
         """Rank 0 waits for the daemon's next order. All ranks load the weights of the first one, and those of the
         end."""
-        turn = self._lead() if self.ranks.is_first else self.ranks.follow(self._together)
-        if turn is None or not self._has_loaded or self.devices.order.asks:
-            with self.loads.load(ends=turn is None):
+        order = self._lead() if self.ranks.is_first else self.ranks.follow(self._together)
+        if order is None or not self._has_loaded or self.devices.order.asks:
+            with self.loads.load(ends=order is None):
                 self.devices.load(self.entry.vector, self.entry.delta)
         self._count.loaded()
-        if turn is None:
+        if order is None:
             self._is_done = True
             return
         if not self._has_loaded:
-            self._has_loaded, self.entry.known_step = True, turn.step - 1
-        if not turn.local_steps and not self.devices.order.asks:
-            self._report_rest(turn.step)
-            self._take_turn()
+            self._has_loaded, self.entry.known_step = True, order.step - 1
+        if not order.local_steps:
+            self._report_rest(order.step)
+            self._take_one_order()
             return
-        self.step_number, self.local_steps = turn.step, turn.local_steps
-        self.workers, self.is_first, self.node_index = turn.workers, turn.is_first, turn.node_index
-        self._seek((turn.step - 1) * turn.local_steps + self.devices.order.done)
+        self.step_number, self.local_steps = order.step, order.local_steps
+        self.workers, self.is_first, self.node_index = order.workers, order.is_first, order.node_index
+        self._seek((order.step - 1) * order.local_steps + self.devices.order.done)
         self.devices.begin()
         self._agreement.begin()
         self.turn_steps = self._samples = 0
@@ -246,16 +273,16 @@ class Turns:
         self.given.seek(position)
         self.loads.seek(position)
 
-    def _lead(self) -> Turn | None:
+    def _lead(self) -> RankOrder | None:
         try:
-            turn = self._receive_turn()
+            order = self._receive_order()
         except DaemonGone:
             self.ranks.signal(Signal.LOST)
             raise
-        self.ranks.lead(turn)
-        return turn
+        self.ranks.lead(order)
+        return order
 
-    def _receive_turn(self) -> Turn | None:
+    def _receive_order(self) -> RankOrder | None:
         connection = self.connection
         assert connection is not None
         self.warn.flush(connection.send)
@@ -267,10 +294,10 @@ class Turns:
             match message:
                 case None:
                     self.ranks.signal(Signal.STILL_WAITING)
-                case messages.Train(turn, order):
-                    self._turn = turn
+                case messages.Train(number, order):
+                    self._order_number = number
                     self.devices.order = order
-                    return Turn(order.step, order.local_steps, order.workers, order.is_first, order.node_index)
+                    return RankOrder(order.step, order.local_steps, order.workers, order.is_first, order.node_index)
                 case messages.DeltaEncoded() | messages.ValuesArrived():
                     self.ranks.signal(Signal.VALUES)
                     self.apply(message)
@@ -340,29 +367,14 @@ class Turns:
 
     # --- reports ------------------------------------------------------------------------------------------------
 
-    def _report_turn(self) -> None:
-        self._check_model()
-        self._count.end_turn(may_skip=self.given.scaler is not None)
-        self.given.end_turn(self.turn_steps, self.warn)
-        rate = float(self.given.optimizers[0].param_groups[0]["lr"])
-        statement = self._agreement.statement(self.turn_steps, self.given.scaler, rate)
-        loss, metrics, samples, statements = self.ranks.combine(self._means.means(), self._samples, statement)
-        self.warn.finding("ranks_apart", difference(statements), APART_HINT)
-        self.samples_seen += samples
+    def _report_rest(self, step: int) -> None:
+        """Report the delta of what has added up, and train nothing."""
         is_finite, has_delta = self._cut()
-        with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
-            self.data.report(self._turn, self.step_number, samples, has_delta=has_delta)
-        if self.connection is None:
-            return
-        if not math.isfinite(loss) and "loss" in self._means:
-            self.warn("loss_not_finite", f"the mean loss of step {self.step_number} is {loss}")
-        metrics["learning_rate"] = rate
-        seconds = time.perf_counter() - self._began_s
-        recent = self.devices.recent_loss()
-        report = StepReport(
-            self.step_number, loss, samples, self.turn_steps, seconds, metrics, recent, is_finite, has_delta
-        )
-        self._tell(messages.Trained(self._turn, report))
+        if self.connection is not None:
+            report = StepReport(step, math.nan, 0, 0, 0.0, {}, None, is_finite, has_delta)
+            with contextlib.suppress(DaemonGone):
+                self.data.report_rest(self._order_number)
+            self._tell(messages.Trained(self._order_number, report))
 
     def _check_model(self) -> None:
         """Raises `ModelChanged`, and tells the daemon."""
@@ -373,23 +385,6 @@ class Turns:
             if self.connection is not None:
                 report_failure(self.connection, failure)
             raise ModelChanged(f"{failure.reason}: {failure.hint}") from failure
-
-    def _report_rest(self, step: int) -> None:
-        """Report the delta of what has added up, and train nothing."""
-        is_finite, has_delta = self._cut()
-        if self.connection is not None:
-            report = StepReport(step, math.nan, 0, 0, 0.0, {}, None, is_finite, has_delta)
-            with contextlib.suppress(DaemonGone):
-                self.data.report_rest(self._turn)
-            self._tell(messages.Trained(self._turn, report))
-
-    def _cut(self) -> tuple[bool, bool]:
-        """On all ranks: take the delta, unless the exchange of the last one has not ended. Returns whether it is finite
-        and whether there is one."""
-        if self.devices.order.asks:
-            return self.devices.report(self.entry.delta), True
-        self._apply_all()
-        return self.entry.cut(self.loads)
 
     def _tell(self, message: messages.FromTrainer) -> None:
         """Send from rank 0. The wait for the next turn reports on all ranks that the daemon has ended."""
@@ -406,4 +401,4 @@ class Turns:
             connection.progress(self.turn_steps)
         if connection.interrupted() and self.ranks.count == 1:
             # The daemon no longer waits for this turn. With several ranks all finish it, to stay in step.
-            self.next_turn()
+            self.take_order()

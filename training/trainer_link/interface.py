@@ -63,16 +63,16 @@ class TrainerHello(msgspec.Struct, frozen=True):
 
 class StepOrder(msgspec.Struct, frozen=True):
     """Orders one turn of local training. `step` is the step to complete; the first one is 1. With 0 `local_steps` only
-    the delta of what has added up is wanted.
+    the delta of what has added up is wanted. `node_index` counts the known workers whose ids come before this node's: 0
+    is the first, and `is_first`.
 
-    `node_index` counts the known workers whose ids come before this node's: 0 is the first.
-
-    One of several trainers of a node `asks` before each optimiser step what the next iteration is, and the answer, not
-    `local_steps`, ends the turn; `done` counts the optimiser steps of this step before. Each of its turns begins with
-    `vector`, or `at_delta` with `vector + delta`, or with `vector` if a value of that delta is not finite. `local_pull`
-    and `global_pull`: so much of the way to the leaders' values each optimiser step goes. `loss_window`: batches of
-    `recent_loss`. `keeps_delta`: report without writing `delta`, because a merge follows (`MergeOrder`). `continues`:
-    begin where that merge has ended. `known_step`: the step whose shared values `vector` has.
+    The rest is for one of several trainers of a node (`training.devices`). It `asks` before each optimiser step what
+    the next iteration is, and the answer, not `local_steps`, ends the turn; `done` counts the optimiser steps of this
+    step before. Each of its turns begins with `vector`, or `at_delta` with `vector + delta`, or with `vector` if a
+    value of that delta is not finite. `local_pull` and `global_pull`: so much of the way to the leaders' values each
+    optimiser step goes. `loss_window`: batches of `recent_loss`. `keeps_delta`: report without writing `delta`, because
+    a merge follows (`MergeOrder`). `continues`: begin where that merge has ended. `known_step`: the step whose shared
+    values `vector` has.
     """
 
     step: int
@@ -80,6 +80,7 @@ class StepOrder(msgspec.Struct, frozen=True):
     workers: float
     is_first: bool
     node_index: int = 0
+    # Of one of several trainers:
     asks: bool = False
     done: int = 0
     local_pull: float = 0.0

@@ -121,7 +121,7 @@ class Node:
             given = ScriptArguments.of(optimizer, None, None, ScriptWarnings())
             turns_of = Turns(model, given, ranks, connection, ScriptWarnings())
             join(turns_of)
-            turns_of.next_turn()
+            turns_of.take_order()
             train(AttachedSwarm(turns_of), step)
         except BaseException as error:
             self.failures.append(error)
@@ -307,7 +307,7 @@ def test_a_script_that_waits_for_data_hands_over_what_has_added_up() -> None:
         for _ in range(10):
             step()
             swarm.step(samples=8)
-        while rest := swarm._turns.end_turn():
+        while rest := swarm._turns.end_turn_early():
             rests.append(rest)
             time.sleep(0.01)
         assert swarm.done

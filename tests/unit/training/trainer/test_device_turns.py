@@ -35,6 +35,8 @@ def test_a_single_trainer_asks_nobody() -> None:
     found, model = turns()
     vector, delta = np.array([1.0, 2.0, 3.0], np.float32), np.full(3, 4.0, np.float32)
     assert (found.order.asks, found.order.done, found.recent_loss()) == (False, 0, None)
+    assert found.next_step(is_due=False) is StepAnswer.LOCAL
+    assert found.next_step(is_due=True) is StepAnswer.DISTRIBUTED
     found.begin()
     found.stepped(1.0)
     found.load(vector, delta)
@@ -53,7 +55,7 @@ def test_losses_are_kept_where_they_are_asked_for() -> None:
     assert found.recent_loss() == 1.5
     found.stepped(float("nan"))
     assert found.recent_loss() is None
-    assert found.next_step() is StepAnswer.LOCAL
+    assert found.next_step(is_due=True) is StepAnswer.LOCAL
 
 
 def test_after_a_step_the_model_is_pulled_to_the_leader() -> None:
@@ -129,9 +131,10 @@ def test_a_trainer_asks_when_its_device_has_done_all_but_the_last_step() -> None
             said.append(f"waited for {self.name}")
 
     found, _ = turns()
+    found.order = order(asks=True)
     found._run_ahead = RunAhead(Mark)
     for _ in range(3):
-        found.next_step()
+        found.next_step(is_due=True)
         said.append("asked")
 
     assert said == [
