@@ -24,6 +24,7 @@ from p2pnode.training.encoding.table import CODECS, CodecName
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.outer_rule import Addition, Rule, add_compiled, add_in_blocks
 from p2pnode.training.shards.state import ShardState
+from tests.harness.builders.codec_kinds import LOSSY
 from tests.harness.project.repository import ROOT
 
 SOURCE = ROOT / "training" / "kernels" / "kernels.c"
@@ -32,9 +33,8 @@ FIXED = settings(derandomize=True, database=None, deadline=None, max_examples=60
 #: Below, at and above a whole number of blocks and of vector registers, and never below what is worth a call.
 COUNTS = st.sampled_from([256, 257, 1023, 1024, 1025, 8192, 9215, 9216, 10_007, 16_384, 33_000])
 SCALES = st.sampled_from([1.0, 1e-3, 1e30, 1e-31, 1e-40])
-#: Those whose size depends on the number of values alone, and all.
-SIZED: list[CodecName] = ["bfloat16", "int8", "int4"]
-LOSSY: list[CodecName] = [*SIZED, "sparse"]
+#: Compiled codecs whose size depends on the number of values alone.
+SIZED = [name for name in LOSSY if CODECS[name].has_fixed_size and codecs.arithmetic(name).is_compiled]
 #: Values sent of each 4,096: one, the usual number, more than have a count of one byte, all.
 SHARES = st.sampled_from([1, 100, 128, 500, 4096])
 AROUND = 64

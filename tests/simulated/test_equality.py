@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from p2pnode.training.progress import Progress
 from p2pnode.training.tasks.task import TrainSpec
 from p2pnode.training.trainer_link.interface import StepOrder, StepReport
+from tests.harness.builders.codec_kinds import LOSSY
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.swarm import Swarm
@@ -179,7 +180,7 @@ def test_a_late_joiner_stands_where_the_schedule_of_the_others_stands() -> None:
     assert all(rate == pytest.approx(by_step[step]) for step, rate in joined if step in by_step)
 
 
-@pytest.mark.parametrize("pull_codec", ["bfloat16", "int4", "sparse", *more("int8")])
+@pytest.mark.parametrize("pull_codec", LOSSY)
 def test_what_pulls_round_off_is_never_pushed_back(pull_codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three nodes that learn nothing: after eight steps every owner has the bits of the initial weights, although what
     the nodes load differs from them. A delta counts from what was loaded."""

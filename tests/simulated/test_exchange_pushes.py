@@ -13,11 +13,13 @@ from p2pnode.training import kernels
 from p2pnode.training.cooperative import VALUES_PER_TURN
 from p2pnode.training.encoding.codecs import CodecName
 from p2pnode.training.encoding.frames import Part, frames
+from p2pnode.training.encoding.table import CODECS
 from p2pnode.training.exchange.client.push import PUSH_DEADLINE_S
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import Forward, ForwardAnswer, Forwarded, Push, PushAnswer, decode
 from p2pnode.training.exchange.ownership_messages import ShardList, TransferResult
 from p2pnode.training.exchange.run_state import LASTING_S
+from tests.harness.builders.codec_kinds import KINDS
 from tests.harness.environment.simulated import InlineExecutor
 from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.exchange_story import (
@@ -93,7 +95,7 @@ def test_encoding_pauses_for_the_event_loop(is_compiled: bool, monkeypatch: pyte
     simulate(scenario, nodes=3, shards=8, values=4 * VALUES_PER_TURN, codec="int8")
 
 
-@pytest.mark.parametrize("codec", ["float32", "bfloat16", "int8", "int4", "sparse"])
+@pytest.mark.parametrize("codec", KINDS)
 @played_by(simulate, nodes=3, values=64, codec=Fixture("codec"))
 async def test_what_the_owners_decode_is_all_that_a_push_takes_from_the_trainer(
     world: World, *, codec: CodecName
@@ -111,7 +113,7 @@ async def test_what_the_owners_decode_is_all_that_a_push_takes_from_the_trainer(
         assert [one.tolist() for one in told] == [delta.tolist()]
         rests.append(float(np.abs(trained - delta).sum()))
         left_out = np.linalg.norm(trained - delta) / np.linalg.norm(trained)
-        expected = pytest.approx(left_out / (1.0 - left_out), rel=1e-3) if codec == "sparse" else None
+        expected = pytest.approx(left_out / (1.0 - left_out), rel=1e-3) if CODECS[codec].is_partial else None
         assert exchange_of(member).push_client.held_back == expected
     assert (rests[0] == 0.0) is (codec == "float32")
     assert rests[1] <= rests[0]

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from p2pnode.training.encoding.table import CodecName
+from p2pnode.training.encoding.table import CODECS, CodecName
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.messages import Pull, PullAnswer, decode, encode
 from p2pnode.training.exchange.store.records import StoredState
@@ -22,6 +22,7 @@ from p2pnode.training.progress import Progress
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.step_exchange import StepExchange, TrainedStep
 from p2pnode.training.trainer_link.interface import Ranges, StepReport
+from tests.harness.builders.codec_kinds import OF_CHANGES
 from tests.harness.environment.virtual_loop import VirtualLoop, run
 from tests.harness.runner.long_run import more
 from tests.harness.runner.stories import Fixture, played_by, run_by
@@ -136,7 +137,7 @@ def totals(world: World) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(
-    ("codec", "pull_codec"), [("int8", "auto"), ("sparse", "auto"), *more(("int4", "sparse"), ("int4", "auto"))]
+    ("codec", "pull_codec"), [*((codec, "auto") for codec in OF_CHANGES), *more(("int4", "sparse"))]
 )
 @played_by(simulate, codec=Fixture("codec"), pull_codec=Fixture("pull_codec"))
 async def test_all_nodes_follow_the_publications_of_all_owners(
@@ -149,7 +150,8 @@ async def test_all_nodes_follow_the_publications_of_all_owners(
     await training.steps(10)
     await training.rest()
 
-    assert check_followers(world, within=100.0 if "sparse" in (codec, pull_codec) else 1.0) == 4 * SHARDS
+    is_partial = CODECS[codec if pull_codec == "auto" else pull_codec].is_partial
+    assert check_followers(world, within=100.0 if is_partial else 1.0) == 4 * SHARDS
     followed, now_entered, mismatches = totals(world)
     assert (now_entered - entered, mismatches) == (0, 0)
     assert followed - before >= 8 * 4 * SHARDS

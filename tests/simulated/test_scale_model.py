@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from p2pnode.training.encoding.step_bytes import StepShape, step_bytes
-from p2pnode.training.encoding.table import CodecName
+from p2pnode.training.encoding.table import CODECS, CodecName
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.settings import ExchangeSettings
+from tests.harness.builders.codec_kinds import LOSSY
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.swarms.exchange_swarm import Member, World
@@ -57,9 +58,8 @@ def shape_of(member: Member, nodes: int) -> StepShape:
 @pytest.mark.parametrize(
     ("nodes", "codec"),
     [
-        *[(2, codec) for codec in ("bfloat16", "int8", "int4")],
-        (8, "sparse"),
-        *more((2, "sparse"), (8, "bfloat16"), (8, "int8"), (8, "int4")),
+        *((8 if CODECS[codec].is_partial else 2, codec) for codec in LOSSY),
+        *more(*((2 if CODECS[codec].is_partial else 8, codec) for codec in LOSSY)),
     ],
 )
 def test_every_node_sends_what_the_closed_form_says(codec: CodecName, nodes: int) -> None:
@@ -86,7 +86,7 @@ def test_every_node_sends_what_the_closed_form_says(codec: CodecName, nodes: int
                 expected[place] += step_bytes(shape_of(member, nodes), codec).up
         print(f"{codec}, {nodes} nodes: counted {sum(sent)}, by the formula {sum(expected):.0f}")
         # Of sparse encodings the frames' heads are a tenth, because the shards are small.
-        within = 2 * WITHIN if codec == "sparse" else WITHIN
+        within = 2 * WITHIN if CODECS[codec].is_partial else WITHIN
         assert sum(sent) == pytest.approx(sum(expected), rel=within)
         for counted, formula in zip(sent, expected, strict=True):
             assert counted == pytest.approx(formula, rel=2 * within)

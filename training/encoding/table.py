@@ -1,7 +1,8 @@
 """The table of codecs. A new codec is an entry here, and a class with its arithmetic (`training.encoding.arithmetic`).
 
-Settings, their documentation, the choice of `exchange.codec = "auto"`, the messages and the property tests follow from
-the table. It needs no NumPy, because commands that only read the settings import it. Pure.
+Nodes of earlier versions cannot read it: raise `training.manifest.PROTOCOL`, and name it in docs/protocol.md. Settings,
+their documentation, the choice of `exchange.codec = "auto"`, the messages and the property tests follow from the table.
+It needs no NumPy, because commands that only read the settings import it. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ CodecName: TypeAlias = str
 class Codec:
     """An encoding of float32 values.
 
-    `number`: its code in a frame's header; those of former codecs are not used again. `arithmetic`: "module:Class" of a
+    `number`: its code in a frame's header. `arithmetic`: "module:Class" of a
     subclass of `Arithmetic`. `bits`: of one value. `block_values`: how many values share `scale_bytes`; an encoding may
     be cut after each block. `has_fixed_size`: the number of values determines the bytes; otherwise `bits` and
     `scale_bytes` are those of a usual block.
@@ -98,6 +99,8 @@ CODECS: dict[CodecName, Codec] = {
         _sparse("sparse64", 5, 64),
     )
 }
+#: Numbers of former codecs, which are not given again; the next new one is 9.
+RETIRED = frozenset({8})
 #: By number in a frame's header.
 NAMES: dict[int, CodecName] = {codec.number: name for name, codec in CODECS.items()}
 

@@ -10,14 +10,14 @@ from typing import Literal
 import numpy as np
 
 from p2pnode.training.encoding.codecs import Vector
-from p2pnode.training.encoding.table import CodecName
+from p2pnode.training.encoding.table import CODECS
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.robust import Robust
+from tests.harness.builders.codec_kinds import KINDS
 from tests.harness.swarms.exchange_swarm import Links
 
 SHARDS = 4
 VALUES = 16
-PullCodec = Literal["auto", "float32", "bfloat16", "int8", "int4", "sparse"]
 #: Requests at whose moment a node is killed: those that move a shard, or a delta on its way to the backup.
 MOMENTS = ("hand_over", "hand_over", "state", "learn", "forward", "query_replicas", "repair", "push")
 
@@ -82,11 +82,11 @@ class Plan:
 
 
 def exchange_settings(chance: random.Random, robust: Robust, *, changes: bool) -> ExchangeSettings:
-    codec: CodecName = chance.choice(["float32", "float32", "bfloat16", "bfloat16", "int8", "int4", "sparse"])
-    pulls: PullCodec = chance.choice(["auto", "auto", "float32", "bfloat16", "int8", "int4", "sparse"])
+    codec = chance.choice([name for name in KINDS for _ in range(2 if CODECS[name].is_whole else 1)])
+    pulls = chance.choice(["auto", "auto", *KINDS])
     weight: Literal["sum", "population"] = chance.choice(["sum", "sum", "population"])
     lr, momentum = chance.choice([(1.0, 0.0), (1.0, 0.0), (0.7, 0.5), (0.5, 0.9)])
-    if codec == "sparse":
+    if CODECS[codec].is_partial:
         lr, momentum = 1.0, 0.0
     return ExchangeSettings(
         codec="auto" if changes else codec,

@@ -14,6 +14,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from p2pnode.config.load import load
+from p2pnode.training.encoding.table import NAMES
 from tests.harness.project.documents import FENCE
 from tests.harness.project.repository import ROOT
 from tools import site_hooks as site
@@ -50,6 +51,12 @@ def anchor(heading: str) -> str:
 def anchors(document: str) -> set[str]:
     text = FENCE.sub("", text_of(document))
     return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+def test_the_protocol_names_every_codec() -> None:
+    """With its number in a frame's header."""
+    (row,) = re.findall(r"^\| 1 \| codec: (.*) \|$", text_of("docs/protocol.md"), re.MULTILINE)
+    assert row.split(", ") == [f"{number} {name}" for number, name in sorted(NAMES.items())]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2pnode.training.encoding.pull_codecs import change_codec, pull_codec, subscribes, whole_codec
-from p2pnode.training.encoding.table import CodecName
+from p2pnode.training.encoding.table import CODECS, CodecName
 from p2pnode.training.settings import ExchangeSettings
 
 
@@ -14,7 +14,7 @@ from p2pnode.training.settings import ExchangeSettings
     [
         ("float32", "float32", False),
         ("bfloat16", "bfloat16", False),
-        *((codec, "bfloat16", True) for codec in ("int8", "int4", "sparse512", "sparse")),
+        *((name, "bfloat16", True) for name, codec in CODECS.items() if not codec.is_whole),
     ],
 )
 def test_by_default_pulls_follow_the_pushes(codec: CodecName, whole: CodecName, follows: bool) -> None:
