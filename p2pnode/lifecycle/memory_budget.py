@@ -13,7 +13,7 @@ import msgspec
 
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.overlay.environment import Log
-from p2pnode.training.encoding.pull_codecs import subscribes
+from p2pnode.training.encoding.pull_codecs import follows_changes
 from p2pnode.training.encoding.table import CHANGES, CODECS, LEAST_LOSSY, CodecName
 from p2pnode.training.exchange.published import KEPT_PART
 from p2pnode.training.settings import ExchangeSettings
@@ -99,7 +99,7 @@ def budget(
     share_bytes = round(state_bytes / nodes)
     shards = settings.shards or shard_count(values)
     shard_bytes = -(-state_bytes // shards)
-    follows = subscribes(settings, CHANGES if settings.codec == "auto" else settings.codec)
+    follows = follows_changes(settings, CHANGES if settings.codec == "auto" else settings.codec)
     encoded_bytes = round(CODECS[largest].bytes_per_value * values)
     # The replica is read one shard at a time, and held shards are copied before they are written.
     copied_bytes = -(-vector_bytes // shards) + min(max(FILE_BYTES, shard_bytes), share_bytes)

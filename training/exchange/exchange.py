@@ -279,7 +279,7 @@ class Exchange:
             deltas_lost=count,
             deltas_lost_by_shard=lost,
         )
-        self._settle()
+        self._owners_are_known()
 
     async def join(self, source: Contact) -> PullReport:
         """Learn the owners from a peer and pull the whole vector. Raises `TransportError`."""
@@ -291,11 +291,11 @@ class Exchange:
             if all(term == ZERO_TERM for term, _ in self.replica.versions()):
                 await self.pull_client.claim_initial_values(self._genesis)
             report = await self.pull_client.pull(self.run.step, deadline_s=None)
-        self._settle()
+        self._owners_are_known()
         return report
 
-    def _settle(self) -> None:
-        self.store.settle_stored()
+    def _owners_are_known(self) -> None:
+        self.store.supersede_stored()
         self.rebalancer.allow_takeover()
 
     # -- a step -------------------------------------------------------------------------------------------------

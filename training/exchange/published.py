@@ -7,10 +7,11 @@ Tang et al. 2019, DoubleSqueeze). A puller that has p of version u gets the chan
 is less. The operations on float32 are the same at owner and follower, so all who follow hold the same bits; a digest
 proves it.
 
-A publication begins with p = x rounded to bfloat16: those who enter at its beginning, after a take-over all at once,
-are sent two bytes per value, and what was rounded off comes with the first change. A follower that enters later is sent
-float32, because p is no longer exact in bfloat16: four bytes once, and then the same bits. That of a run's initial
-values is exact from the beginning (`begin_run`), so who has made the same ones holds the state of a shard, too.
+A follower *enters* a publication with a whole p, or *claims* to have it, and its *position* is the version that it has
+reached. A publication begins with p = x rounded to bfloat16: those who enter at its beginning, after a take-over all at
+once, are sent two bytes per value, and what was rounded off comes with the first change. A follower that enters later
+is sent float32, because p is no longer exact in bfloat16: four bytes once, and then the same bits. That of a run's
+initial values is exact from the beginning (`begin_run`), so who has made the same ones holds the state of a shard, too.
 
 A `Published` is never changed. The next version is a new one, so that an answer that is still being sent keeps the old.
 
@@ -187,7 +188,7 @@ Arrays = list[tuple[CodecName, memoryview]]
 
 
 @dataclass(eq=False)
-class Subscriber:
+class Follower:
     """Takes published values into this node's replica. The result is computed off the event loop in memory of its own;
     only a large shard is copied in turns, and has no version while that lasts. Own shards are copied so too."""
 

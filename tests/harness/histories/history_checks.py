@@ -8,7 +8,7 @@ import numpy as np
 
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.codecs import Vector
-from p2pnode.training.encoding.pull_codecs import is_whole, pull_codec
+from p2pnode.training.encoding.pull_codecs import pull_codec
 from p2pnode.training.encoding.table import CODECS, CodecName
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.store.replica import NO_POSITION, Position
@@ -121,9 +121,11 @@ class HistoryChecks(HistoryFaults):
         if not has_all:
             raise self.ledger.broken("a last pull has missing shards, although nothing fails any more")
         pulled = {name: pull_codec(settings, exchange.codec.codec) for name, exchange in exchanges.items()}
-        self._check_followers({name: exchange for name, exchange in exchanges.items() if not is_whole(pulled[name])})
+        self._check_followers(
+            {name: exchange for name, exchange in exchanges.items() if not CODECS[pulled[name]].is_whole}
+        )
         for name, exchange in exchanges.items():
-            if is_whole(pulled[name]):
+            if CODECS[pulled[name]].is_whole:
                 self._check_replica(name, exchange, pulled[name])
         await asyncio.gather(*(exchange.pull_final(10**6, QUIET_S) for exchange in exchanges.values()))
         for name, exchange in exchanges.items():

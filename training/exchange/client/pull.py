@@ -25,13 +25,14 @@ from p2pnode.training.cooperative import light
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.codec_choice import CodecChoice
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
-from p2pnode.training.encoding.pull_codecs import is_whole, subscribes, whole_codec
+from p2pnode.training.encoding.pull_codecs import follows_changes, whole_codec
+from p2pnode.training.encoding.table import CODECS
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import Pull, PullAnswer, PullResult, Wanted
 from p2pnode.training.exchange.owner.final_values import FinalValues
 from p2pnode.training.exchange.owner.publishing import Publisher
 from p2pnode.training.exchange.owner.validation import ShardInspector
-from p2pnode.training.exchange.published import Subscriber
+from p2pnode.training.exchange.published import Follower
 from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.run_state import RunState, SwarmView
 from p2pnode.training.exchange.store.replica import NO_POSITION, Replica
@@ -99,7 +100,7 @@ class PullClient:
         self._log = self.environment.log
         #: Why shards do not arrive.
         self.obstacles = Obstacles()
-        self._subscriber = Subscriber(self.store, self.replica, self.run.counters, self.rpc.turns, self.environment)
+        self._follower = Follower(self.store, self.replica, self.run.counters, self.rpc.turns, self.environment)
         #: All shards, those first that were updated longest ago.
         self._order = dict.fromkeys(range(len(self.store)))
         self._download: Job | None = None
@@ -130,7 +131,7 @@ class PullClient:
             return PullReport(0, [], list(range(len(self.store))))
         for shard, published in self.publisher.take_left().items():
             if shard not in self.store.owned:
-                await self._subscriber.enter(shard, published)
+                await self._follower.enter(shard, published)
         began, is_joiners = self._clock.monotonic(), deadline_s is None
         job = Job(step, dict.fromkeys(self._order), StepWait(deadline_s), began, is_joiners, is_final)
         self._download = job if is_joiners else None
@@ -154,9 +155,9 @@ class PullClient:
 
     async def claim_initial_values(self, genesis: bytes) -> None:
         """Before a joiner's pull: the replica has the initial values of its script, which may be those of the run."""
-        if subscribes(self.settings, self.codec.codec):
+        if follows_changes(self.settings, self.codec.codec):
             for shard in range(len(self.store)):
-                await self._subscriber.claim(genesis, shard)
+                await self._follower.claim(genesis, shard)
 
     async def _fetch_for_joiner(self, job: Job) -> None:
         """Fetch everything from the owners, and what they do not serve from others too; the first answer counts."""
@@ -223,7 +224,7 @@ class PullClient:
         """Fetch from all owners at once, in the order of the shards."""
         await self.directory.ask_owners(list(job.waiting), job.waiting, partial(self._fetch, job=job), self.obstacles)
 
-    def _settle(self, shard: int, job: Job, *, changed: bool) -> None:
+    def _note_current(self, shard: int, job: Job, *, changed: bool) -> None:
         """A shard is up to date; this stays so if the pull is cut off later."""
         self.obstacles.clear(shard)
         if shard in job.waiting:
@@ -262,7 +263,7 @@ class PullClient:
 
     def _message(self, shards: list[int], job: Job, *, takes_copies: bool) -> Pull:
         settings, pushed, wanted = self.settings, self.codec.codec, []
-        follows = subscribes(settings, pushed) and not job.is_final
+        follows = follows_changes(settings, pushed) and not job.is_final
         for shard in shards:
             # The same term and version as another node's copy do not make it the same bits: a final pull asks for all.
             term, version = (ZERO_TERM, 0) if job.is_final else self.replica.version_of(shard)
@@ -301,10 +302,10 @@ class PullClient:
                 self.directory.answered(owner, [result])
                 if result.status in ("later", "retry"):
                     self.obstacles.note([result.shard], owner, f"answers {result.status!r}", asked_s)
-                if result.status == "same" and self._subscriber.is_same(result):
-                    self._settle(result.shard, job, changed=False)
+                if result.status == "same" and self._follower.is_same(result):
+                    self._note_current(result.shard, job, changed=False)
                 if result.shard in coming and await self._take(owner, result, reader, memory, job):
-                    self._settle(result.shard, job, changed=True)
+                    self._note_current(result.shard, job, changed=True)
                     job.wait.note()
 
     async def _take(
@@ -313,7 +314,7 @@ class PullClient:
         """Take the value of a shard, or its changes; False if it does not fit, and is to be asked for again."""
         shard, is_copy = result.shard, result.status == "copy"
         if result.publication:
-            arrays, payload_bytes = await self._subscriber.read(reader, result, memory)
+            arrays, payload_bytes = await self._follower.read(reader, result, memory)
             self.run.counters.bytes_received += payload_bytes
         else:
             size = self.store.size(shard)
@@ -321,14 +322,14 @@ class PullClient:
             self.run.counters.bytes_received += len(encoded)
             await self.rpc.turns.take(light(size))
             # Promise 7: values out of range change nothing.
-            if not is_whole(codec) or not codecs.arithmetic(codec).is_within(encoded, size, MAX_STATE_LENGTH):
+            if not CODECS[codec].is_whole or not codecs.arithmetic(codec).is_within(encoded, size, MAX_STATE_LENGTH):
                 raise BadFrame(f"shard {shard} has values out of range")
         if result.term < self.store.ownership.fence(shard):
             return False  # promise 1: this owner was replaced; the next round asks for the higher term
         if is_copy and shard not in job.waiting:
             return False  # the owner was faster
         if result.publication:
-            if not await self._subscriber.take(result, arrays):
+            if not await self._follower.take(result, arrays):
                 return False
         else:
             with self.replica.writing(shard) as values:
@@ -354,10 +355,10 @@ class PullClient:
             self.store.fold(shard, job.step)
             mark = owned.rank_term, owned.state.version
             is_new = job.is_final or self.replica.version_of(shard) != mark
-            if is_new and not await self._subscriber.write(shard, owned.state.value, mark):
+            if is_new and not await self._follower.write(shard, owned.state.value, mark):
                 self.inspector.resign(shard)
             else:
-                self._settle(shard, job, changed=is_new)
+                self._note_current(shard, job, changed=is_new)
 
 
 def _received_since(body: Any) -> Callable[[], int]:

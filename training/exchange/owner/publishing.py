@@ -30,7 +30,6 @@ from p2pnode.overlay.transport import Buffer
 from p2pnode.training.cooperative import VALUES_PER_PART, ThreadPauses, off_loop
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import FrameReader, Part, encoded_frames, framed_bytes, read_encoded
-from p2pnode.training.encoding.pull_codecs import is_whole
 from p2pnode.training.encoding.table import CODECS, CodecName
 from p2pnode.training.exchange.ownership_messages import HandOver, PublishedHead
 from p2pnode.training.exchange.published import (
@@ -117,9 +116,9 @@ class Publisher:
     def published(self, shard: int) -> Published | None:
         """The published value of a shard that this node owns, if it has one, and if changes are chosen at all."""
         publication = self._publications.get(shard)
-        if publication is None or is_whole(self.choose()) or self.store.owned.get(shard) is not publication.owned:
+        if publication is None or self.store.owned.get(shard) is not publication.owned:
             return None
-        return publication.published
+        return None if CODECS[self.choose()].is_whole else publication.published
 
     def first_value(self, shard: int, publication: bytes) -> Vector | None:
         """The first published value of a publication, which is never written to; None if the publication has gone on,
@@ -135,7 +134,7 @@ class Publisher:
         """A node asks for shards, and has these positions: begin the publications that are missing, and make the
         versions due."""
         codec = self.choose()
-        if is_whole(codec):
+        if CODECS[codec].is_whole:
             return
         async with self._one_at_a_time:
             now, step_s = self._clock.monotonic(), self.view.median_step_seconds()

@@ -398,7 +398,7 @@ class ShardStore:
         for shard, stored in states.items():
             self.ownership.raise_fence(shard, stored.term)
 
-    def settle_stored(self) -> None:
+    def supersede_stored(self) -> None:
         """For shards whose owner is known now, offer it the deltas of the state from disk."""
         for shard, stored in list(self.stored.items()):
             owned = self.owned.get(shard)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pnode.training.encoding.pull_codecs import change_codec, pull_codec, subscribes, whole_codec
+from p2pnode.training.encoding.pull_codecs import change_codec, follows_changes, pull_codec, whole_codec
 from p2pnode.training.encoding.table import CODECS, CodecName
 from p2pnode.training.settings import ExchangeSettings
 
@@ -21,7 +21,7 @@ def test_by_default_pulls_follow_the_pushes(codec: CodecName, whole: CodecName, 
     """Also where the pushes' codec is chosen, and whatever it was before."""
     for settings in (ExchangeSettings(codec=codec), ExchangeSettings(codec="auto")):
         assert (pull_codec(settings, codec), whole_codec(settings, codec)) == (codec, whole)
-        assert subscribes(settings, codec) is follows
+        assert follows_changes(settings, codec) is follows
 
 
 def test_an_owner_on_a_fast_line_still_sends_changes_to_those_who_ask() -> None:
