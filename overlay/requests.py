@@ -129,7 +129,7 @@ class RequestService:
         if bare is not None:
             group = group_of(incoming.source.host)
             if group and self._bare_rates.take(group, self._clock.monotonic()):
-                # Promise 8: strangers cannot stop training.
+                # Promise 8 (docs/faults.md): strangers cannot stop training.
                 self.counters["refused_rate"] += 1
                 await asyncio.sleep(RATE_LIMIT_DELAY_S)
                 raise RequestRejected("you ask more often in a second than a stranger may; try again later")

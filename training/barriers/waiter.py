@@ -157,7 +157,7 @@ class BarrierWaiter:
 
     def _is_plausible(self, peer: Peer, step_seconds: float, now: float) -> bool:
         """Whether the peer has moved within the time that the steps of the other nodes explain."""
-        # Promise 3: nobody waits for a node that stands.
+        # Promise 3 (docs/faults.md): nobody waits for a node that stands.
         idle_s = min(peer.last_heard, now) - max(peer.last_progress, self._began_at)
         if idle_s <= STALL_FLOOR_S:
             return True

@@ -240,7 +240,8 @@ class OwnerDirectory:
             for contact in living[:CANDIDATES_ASKED] or self._others():
                 asked.setdefault(contact, []).append(shard)
         below = await self._ask_all(asked)
-        # Promise 1: an owner below the fence has no other way to learn that this node refuses its term.
+        # Promise 1 (docs/faults.md): an owner below the fence has no other way to learn that this node refuses its
+        # term.
         await self._ask_all({to: theirs for to, theirs in below.items() if not self.view.is_gone(to.node_id)})
         await self._request_takeovers({shard: to for shard, to in first.items() if self._is_ownerless(shard)})
 

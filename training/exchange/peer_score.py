@@ -124,7 +124,7 @@ class PeerScore:
         _bound(self._nonsense_s)
         if not seen_s or now_s - seen_s[-1] >= APART_S:
             seen_s[:] = [at_s for at_s in seen_s if now_s - at_s < NONSENSE_S] + [now_s]
-        # Promise 7: what it sends is bounded, too.
+        # Promise 7 (docs/faults.md): what it sends is bounded, too.
         if len(seen_s) >= NONSENSE:
             del self._nonsense_s[node]
             self._ignore(node, "nonsense")

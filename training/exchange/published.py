@@ -294,7 +294,7 @@ class Follower:
             for first in range(0, values.size, VALUES_PER_COPY):
                 part = slice(first, min(first + VALUES_PER_COPY, values.size))
                 await self.turns.take(light(part.stop - first))
-                # Promise 7: the trainer never sees such values.
+                # Promise 7 (docs/faults.md): the trainer never sees such values.
                 if not has_length(value[part], MAX_STATE_LENGTH):
                     return False
                 values[part] = value[part]

@@ -171,7 +171,7 @@ class ExchangeRpc:
 
     def found_dead(self, node_id: bytes) -> None:
         """End the requests under way to a node: each raises `TransportError` where it waits."""
-        # Promise 3: a timeout may have become longer than the bound.
+        # Promise 3 (docs/faults.md): a timeout may have become longer than the bound.
         for request in list(self.under_way.get(node_id, ())):
             request.end()
 

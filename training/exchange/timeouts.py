@@ -179,7 +179,7 @@ class AdaptiveTimeouts:
         if times is None:
             return limits.first_s
         seconds = times.within(limits) * times.backoff
-        # Promise 3: nobody waits for a suspect as long as for others.
+        # Promise 3 (docs/faults.md): nobody waits for a suspect as long as for others.
         return min(seconds, limits.ceiling_s) if is_suspect else seconds
 
     def on_response(self, kind: Kind, peer: bytes, seconds: float) -> None:

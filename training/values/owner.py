@@ -134,7 +134,7 @@ class ValueHandler:
     async def accept(self, sender: bytes, updates: Sequence[tuple[int, KeyUpdate]]) -> list[PushResult]:
         """Apply updates, and answer each; within `ANSWER_S`."""
         answers, turn = [], LoopYielder()
-        # Promise 15: updates of one origin are applied in their order.
+        # Promise 15 (docs/faults.md): updates of one origin are applied in their order.
         behind: dict[int, PushResult] = {}
         for shard, update in updates:
             answer = behind.get(shard) or self._begin(sender, shard, update)

@@ -167,7 +167,7 @@ class ValueRounds(ShardTasks):
         size_bytes = 0
         for one in islice(self._queues.get(shard, {}).values(), MAX_UPDATES):
             fate = table.fate(one.identity)
-            # Promise 5: what one side of a split has refused, and the other has applied, is applied.
+            # Promise 5 (docs/faults.md): what one side of a split has refused, and the other has applied, is applied.
             if fate is not None and not (fate and one.is_repair):
                 known.append((one, result_of(shard, fate)))
                 continue

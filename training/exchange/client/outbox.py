@@ -176,7 +176,7 @@ class Outbox:
 
     def _not_behind(self, delivery: Delivery, shards: list[int]) -> list[int]:
         """Those of the shards of which no older delta is on its way."""
-        # Promise 10: what waits has not been sent, and can go back to the trainer.
+        # Promise 10 (docs/faults.md): what waits has not been sent, and can go back to the trainer.
         older = [one.unacknowledged for one in self.sent.deliveries.values() if one.push.step < delivery.push.step]
         return [shard for shard in shards if not any(shard in one and one[shard].is_started for one in older)]
 

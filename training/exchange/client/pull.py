@@ -126,7 +126,7 @@ class PullClient:
         while one moves. With None it waits until all are there: a joiner cannot train on half a vector.
         """
         self.run.pass_barrier(step)
-        # Promise 3: nobody waits for owners that are out of reach.
+        # Promise 3 (docs/faults.md): nobody waits for owners that are out of reach.
         if deadline_s is not None and not (is_final or self.store.synchronous) and self.directory.is_apart():
             return PullReport(0, [], list(range(len(self.store))))
         for shard, published in self.publisher.take_left().items():

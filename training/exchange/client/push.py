@@ -108,7 +108,7 @@ class PushClient:
         if is_apart or self._was_apart:
             if self.settings.weight != "sum":
                 weight *= workers / max(workers, self._workers)  # those that are out of reach train on, too
-            # Promise 7: later steps would be added to it.
+            # Promise 7 (docs/faults.md): later steps would be added to it.
             if not await self._executor.run(is_delta_in_range, delta):
                 delta[:] = 0.0
                 on_encoded()

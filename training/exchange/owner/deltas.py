@@ -95,7 +95,7 @@ class DeltaHandler:
     # -- push ---------------------------------------------------------------------------------------------------
 
     async def _on_push(self, sender: Contact, push: Push, stream: AsyncIterator[Buffer]) -> Response:
-        # Promise 1: under another's identity it would count as that one's delta.
+        # Promise 1 (docs/faults.md): under another's identity it would count as that one's delta.
         if push.node != sender.node_id:
             return Response(encode(PushAnswer([self._validator.refuse(shard, "not_yours") for shard in push.shards])))
         self.rebalance.challenge(push.fences)

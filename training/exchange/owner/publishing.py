@@ -240,7 +240,7 @@ class Publisher:
                 encoded, codec = await read_encoded(reader, info.shard, Part.CHANGE, size, version=version)
                 changes.append(Change(version, codec, encoded))
             backed = self.store.backed.get(info.shard)
-            # Promise 7: an absurd version changes nothing.
+            # Promise 7 (docs/faults.md): an absurd version changes nothing.
             is_believed = (
                 self.store.ownership.is_plausible(head.rank) and max(head.version, head.published) < MAX_BELIEVED
             )

@@ -141,7 +141,7 @@ class ReadHandler:
     async def _on_pull(self, sender: Contact, pull: Pull, _stream: AsyncIterator[Buffer]) -> Response:
         self.rebalance.challenge(pull.fences)
         shards = [wanted.shard for wanted in pull.shards]
-        # Promise 7: an absurd step makes no delta visible.
+        # Promise 7 (docs/faults.md): an absurd step makes no delta visible.
         step = min(pull.step, self.view.passable_step())
         await self.inspector.inspect(shards)
         if pull.is_final:

@@ -100,7 +100,11 @@ class DeltaReplicator:
         return merged
 
     async def replicate_and_add(self, push: Push, identity: DeltaId, items: list[IncomingDelta]) -> list[PushResult]:
-        """Replicate the shards of one delta and add them; one result for each."""
+        """Replicate the shards of one delta and add them; one result for each.
+
+        Each round looks at the shards anew: it adds what all present targets have acknowledged, and forwards the others
+        to the targets that lack them. So the first round forwards what has a backup, and the second adds it, unless the
+        targets have changed meanwhile."""
         # A batch of named values is not weighed: its owner has computed what comes of it.
         weight = push.weight if self.store.holds_values else self._weight(push, identity, items)
         acknowledged: set[Receipt] = set()
@@ -108,7 +112,6 @@ class DeltaReplicator:
         lacking: set[int] = set()
         results: list[PushResult] = []
         remaining = items
-        # A round forwards what a target lacks; the next one adds what all targets have, unless they have changed.
         for _ in range(FORWARD_ROUNDS):
             groups: dict[tuple[Contact, bool], list[Pair]] = {}
             forwarded: list[IncomingDelta] = []
@@ -215,7 +218,8 @@ class DeltaReplicator:
         except TransportError as error:
             self.swarm.suspect(to.node_id, str(error))
             for _, owned in pairs:
-                # Promise 10: without a backup the delta waits for the learner in any case; its copy is not begun anew.
+                # Promise 10 (docs/faults.md): without a backup the delta waits for the learner in any case; its copy is
+                # not begun anew.
                 if owned.backup is not None:
                     owned.remove_learner(to.node_id)
             self.rebalance.wake()

@@ -1,10 +1,10 @@
 """Takes over shards without a living owner, and answers fences. Both begin with a query of the replicas.
 
-A take-over continues from the best reachable copy, and never while the owner answers that it owns the shard, nor while
-another member reaches the owner. An owner
-that learns of a term above its own makes the same query. If that term has an owner, it yields. If another node has a
-better copy with history, it yields to that node. Otherwise it raises its term above the fence: a node that remembers
-the fence would reject this owner as long as its term is lower.
+A take-over continues from the best reachable copy, which mostly is that of the backup, and never while the owner
+answers that it owns the shard, nor while another member reaches the owner. An owner that learns of a term above its own
+makes the same query. If that term has an owner, it yields. If another node has a better copy with history, it yields to
+that node. Otherwise it raises its term above the fence: a node that remembers the fence would reject this owner as long
+as its term is lower.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Failover:
     async def take_over(self, shards: list[int]) -> None:
         """Own shards whose owner is gone: query the candidates, take the best copy, raise the term, announce it."""
         before = {shard: self.store.ownership.fence(shard) for shard in shards}
-        # Promise 1: others may reach the owner, which goes on owning then.
+        # Promise 1 (docs/faults.md): others may reach the owner, which goes on owning then.
         await self.routes.look(self.routes.owners_to_search(shards), SEARCH_WITHIN_S)
         copies = await self._query_replicas(shards)
         taken_over: list[OwnerInfo] = []

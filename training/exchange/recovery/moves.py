@@ -140,7 +140,8 @@ class ShardMoves:
     def _attach(self, shard: int, term: Term | None, to: Contact) -> Snapshot | None:
         """Copy the state and forward every delta from now on; nothing else runs in between."""
         owned = self.store.owned.get(shard)
-        # Promise 1: where the term has risen since the request, the learner is another's, and its promise is void.
+        # Promise 1 (docs/faults.md): where the term has risen since the request, the learner is another's, and its
+        # promise is void.
         if owned is None or term is None or owned.promised != term.number:
             return None
         if owned.learner is not None or owned.moving:

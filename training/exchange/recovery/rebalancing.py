@@ -215,7 +215,7 @@ class Rebalancer:
             others = [one for one in ranked if one.node_id != me and not self.swarm.is_suspect(one.node_id)]
             if not others:
                 if backup is not None and not self.swarm.takes_streams(backup.node_id):
-                    # Promise 3: no delta reaches it, and nobody else could be the backup.
+                    # Promise 3 (docs/faults.md): no delta reaches it, and nobody else could be the backup.
                     self.store.drop_backup(shard, self.rpc.me)
                 continue
             elsewhere = self.run_state.is_leaving or ranked[0].node_id != me

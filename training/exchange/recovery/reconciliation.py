@@ -149,7 +149,7 @@ class SplitReconciler:
         for shard, copy in list(self.store.superseded.items()):
             if copy.unclear_at is None or (shard in known and known[shard].term > copy.unclear_at):
                 found.append(shard)
-            # Promise 5: as far as the log reaches.
+            # Promise 5 (docs/faults.md): as far as the log reaches.
             elif now - copy.unclear_since_s >= self.store.log.seconds:
                 del self.store.superseded[shard]
         return found

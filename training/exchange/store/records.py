@@ -45,8 +45,9 @@ class Owned:
     def rank_term(self) -> Term:
         """The term by which the state ranks among copies of the shard.
 
-        Until its first delta, a take-over ranks by the copy it began with. The copy of a later pair has more deltas,
-        even under a lower term than the take-over's own.
+        Until its first delta, a take-over ranks by the copy it began with. Example: A, a former backup, has a copy of
+        term 3. B and C, owner and backup of term 5, are out of reach, and A takes over under term 6. When B is back,
+        its copy has deltas that A's lacks: it has to win, as 5 does over 3, and would lose against 6.
         """
         if self.first_copy is not None and self.first_copy[1] == self.state.known_count:
             return self.first_copy[0]
@@ -320,7 +321,7 @@ class SupersededCopy:
     def takes_back(self, history: OwnedHistory) -> bool:
         """Whether the shard goes on from this copy, and the owner offers what it has beside: it is unknown which deltas
         the replica had from which the owner began."""
-        # Promise 6: of two states from before a restart the higher one counts.
+        # Promise 6 (docs/faults.md): of two states from before a restart the higher one counts.
         is_of_before = self.is_stored or generation_of(history.term) > generation_of(self.term)
         if is_of_before and self.state.known_count <= history.known_count:
             return False
