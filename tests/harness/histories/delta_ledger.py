@@ -100,7 +100,7 @@ class Ledger:
         """Take down what this node receives and is answered from now on."""
         sent = self._sent.setdefault((node, incarnation), Sent(name))
         deltas, store, outbox = exchange.deltas, exchange.store, exchange.outbox
-        accept, count, add = deltas.accept, outbox.count, store.add
+        accept, count, add = deltas.accept, outbox.note_answer, store.add
 
         async def accepted(push: Push, items: list[IncomingDelta]) -> list[PushResult]:
             identity = DeltaId(push.node, push.incarnation, push.step)
@@ -130,7 +130,7 @@ class Ledger:
             add(shard, item, state)
 
         deltas.accept = accepted  # type: ignore[method-assign]
-        outbox.count = counted  # type: ignore[method-assign]
+        outbox.note_answer = counted  # type: ignore[method-assign]
         store.add = weighed  # type: ignore[method-assign]
         return sent
 

@@ -82,14 +82,14 @@ class HistoryNodes:
 
     def _time_acknowledgements(self, name: str, exchange: Exchange) -> None:
         outbox = exchange.outbox
-        count = outbox.count
+        count = outbox.note_answer
 
         def counted(delivery: Delivery, result: PushResult) -> None:
             count(delivery, result)
             if result.status == "ok":
                 self.clocks.acknowledged(name, result.shard, self._now())
 
-        outbox.count = counted  # type: ignore[method-assign]
+        outbox.note_answer = counted  # type: ignore[method-assign]
 
     def _draw_codecs(self, member: Member, sent: Sent) -> None:
         assert member.exchange is not None

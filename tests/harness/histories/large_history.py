@@ -117,14 +117,14 @@ class LargeHistory:
 
     def _time_acknowledgements(self, name: str, exchange: Exchange) -> None:
         outbox = exchange.outbox
-        count = outbox.count
+        count = outbox.note_answer
 
         def counted(delivery: Delivery, result: PushResult) -> None:
             count(delivery, result)
             if result.status == "ok":
                 self.clocks.acknowledged(name, result.shard, self._now())
 
-        outbox.count = counted  # type: ignore[method-assign]
+        outbox.note_answer = counted  # type: ignore[method-assign]
 
     async def _live(self, member: Member, sent: Sent, *, founder: bool) -> None:
         exchange, overlay = member.exchange, member.overlay

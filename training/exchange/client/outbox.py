@@ -121,7 +121,7 @@ class Outbox:
         delivery.unacknowledged = {shard: item.own() for shard, item in delivery.unacknowledged.items()}
         self._start(delivery)
 
-    def count(self, delivery: Delivery, result: PushResult) -> None:
+    def note_answer(self, delivery: Delivery, result: PushResult) -> None:
         """Record a final answer."""
         if result.status == "ok":
             delivery.acknowledged += 1
@@ -284,7 +284,7 @@ class Outbox:
                 self._keep(delivery.push, owner, item)
             self._answered.set()
             self._answered = asyncio.Event()
-            self.count(delivery, result)
+            self.note_answer(delivery, result)
         elif result.owner_info is not None:
             self.store.note_owners([result.owner_info])
 

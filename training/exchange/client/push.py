@@ -167,7 +167,7 @@ class PushClient:
             start, stop = self.store.bounds[shard]
             await self.turns.take(stop - start)
             if (result := self.deltas.add_alone(delivery.push, shard, delta[start:stop])) is not None:
-                self.outbox.count(delivery, result)
+                self.outbox.note_answer(delivery, result)
                 del rest[shard]
         return list(rest)
 
