@@ -166,6 +166,7 @@ class StepLoop:
         finally:
             self._all_counted.set()
         if self._is_leaving:
+            self._note(trained, row)
             return
         if self._waiter.barrier.synchronous:
             row["wait_seconds"] = await self._wait_for_others(trained.step)  # then the values have all deltas

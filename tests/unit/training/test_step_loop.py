@@ -270,6 +270,7 @@ async def test_a_script_that_leaves_ends_the_run(after: int, level: str) -> None
     assert await bench.run() == "script"
 
     assert bench.progress.step == after
+    assert [row["step"] for row in bench.progress.steps] == list(range(1, after + 1))
     assert bench.progress.trainer_failures == 0
     assert bench.trainer.starts == 1
     [left] = [record for record in bench.records if record.event == "script_left"]
