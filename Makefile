@@ -10,6 +10,9 @@ FRAMEWORKS := $(VENV)/.frameworks
 DEPLOY := $(VENV)/.deploy
 SITE := $(VENV)/.site
 BROWSER := $(VENV)/.browser
+# What CI installs: all that the targets below would, found and built once.
+ALL := $(VENV)/.all
+EVERYTHING := torch,dev,frameworks,deploy,docs,browser
 # pip, with the time to go on a terminal.
 INSTALL := $(BIN)/python -m tools.install
 ARGS ?=
@@ -18,10 +21,11 @@ ARGS ?=
 PYTHON ?=
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3)
 
-# Five workers, three on a single core: those with the tests of whole swarms and of processes (tests/conftest.py)
-# mostly wait, and they begin first. With four, the long run used 1,373 s of processor time in 814 s on two cores. The
-# tests of whole swarms share one worker because they measure seconds, and two at once would measure each other.
-PARALLEL ?= --workers $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 2 ? cores + 2 : 5)))
+# Six workers, three on a single core. Two of three take the tests of whole swarms and of processes first, which mostly
+# wait, and the third what computes (tests/harness/runner/forked_workers.py): with five that all began with what waits,
+# the long run used 871 s of processor time in 526 s on two cores. The tests of whole swarms share one worker because
+# they measure seconds, and two at once would measure each other.
+PARALLEL ?= --workers $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 2 ? 3 : 6)))
 
 # The processes of the tests would otherwise compile our modules again, hundreds of times.
 unexport PYTHONDONTWRITEBYTECODE
@@ -48,11 +52,11 @@ help: ## Show the targets
 
 # The stamp is written last, so that an interrupted installation is resumed. An environment whose Python is gone (moved
 # folder, upgraded system) is created again.
-$(STAMP): pyproject.toml constraints.txt $(wildcard training/kernels/kernels.c)
+$(STAMP) $(ALL): pyproject.toml constraints.txt $(wildcard training/kernels/kernels.c)
 	@$(BIN)/python -c '' 2>/dev/null || { $(find_python); echo "Creating $(VENV) with $$python"; "$$python" -m venv --clear $(VENV); }
 	@echo "Installing p2pnode and its pinned packages into $(VENV) (once; PyTorch is large)"
-	@$(INSTALL) -c constraints.txt -e ".[torch,dev]"
-	@touch $@
+	@$(INSTALL) -c constraints.txt -e ".[$(if $(filter $(ALL),$@),$(EVERYTHING),torch,dev)]"
+	@touch $(STAMP) $(if $(filter $(ALL),$@),$(FRAMEWORKS) $(DEPLOY) $(SITE) $(BROWSER) $@)
 
 venv: $(STAMP) ## Create the virtual environment
 
@@ -138,7 +142,7 @@ size: $(STAMP) ## Count lines, functions of a step, settings and more; ARGS are 
 pins: ## Resolve constraints.txt again
 	@$(find_python); "$$python" -m venv --clear build/pins
 	@grep '^torch==' constraints.txt > build/pins/torch.txt
-	build/pins/bin/python -m pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e ".[torch,dev,frameworks,deploy,docs,browser]"
+	build/pins/bin/python -m pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e ".[$(EVERYTHING)]"
 	@{ grep '^#' constraints.txt; build/pins/bin/python -m pip freeze --exclude-editable | sed 's/^\(torch==[0-9.]*\)+.*/\1/'; } > build/pins/new.txt
 	@mv build/pins/new.txt constraints.txt
 	@rm -rf build/pins

@@ -1,8 +1,9 @@
 """Assigns tests to the workers of `make test`: tests with several daemons share one worker, the others run on any.
 
 Tests with several daemons measure seconds; two of them at once would measure each other. They begin first, then the
-other tests with processes, which wait the longest. `tests.harness.runner.forked_workers` makes the workers; they share
-the servers that fork (`tests.process.harness.forked_python`).
+other tests with processes, which wait the longest; some workers begin at the end, with simulated swarms, which compute.
+`tests.harness.runner.forked_workers` makes the workers; they share the servers that fork
+(`tests.process.harness.forked_python`).
 """
 
 from __future__ import annotations
@@ -131,10 +132,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             group = "process"
         if group in first:
             first[group].append(item)
-    # The longest first, so that none is still running when the other workers have nothing left to do.
+    # The longest at both ends, so that none is still running when the other workers have nothing left to do.
     begin = [item for group in first.values() for item in group]
     chosen = set(map(id, begin))
-    items[:] = begin + [item for item in items if id(item) not in chosen]
+    rest = [item for item in items if id(item) not in chosen]
+    items[:] = begin + sorted(rest, key=lambda item: item.path.is_relative_to(SIMULATED_TESTS))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,7 +1,7 @@
 """What the workers of `make test` take at once: tests of one group, the quick tests of a module, or one other test.
 
-A group runs in one worker, so its tests share what is made once per process, and do not measure each other. Units begin
-in the order of their first tests, which `tests/conftest.py` decides.
+A group runs in one worker, so its tests share what is made once per process, and do not measure each other. Units are
+in the order of their first tests, which `tests/conftest.py` decides; workers take them from both ends.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class WorkQueue:
         return len(self._waiting)
 
     def give(self, worker: int) -> list[int]:
-        """The next unit, which is this worker's now; empty where none is left."""
+        """The next unit, which is this worker's now; empty where none is left. Every third worker is given the last
+        one: the first ones mostly wait, and the last ones compute meanwhile."""
         if not self._waiting:
             return []
-        unit = self._waiting.popleft()
+        unit = self._waiting.pop() if worker % 3 == 2 else self._waiting.popleft()
         self._given.setdefault(worker, deque()).extend(unit)
         return list(unit)
 

@@ -21,11 +21,11 @@ def test_a_group_and_a_quick_module_are_units_and_begin_in_the_order_of_the_test
     assert units_of(tests) == [[0, 5], [1], [2], [3, 4], [6], [7]]
 
 
-def test_units_are_given_in_order_until_none_is_left() -> None:
-    """Each to one worker."""
-    queue = WorkQueue([[0, 1], [2], [3]])
+def test_units_are_given_from_both_ends_until_none_is_left() -> None:
+    """Each to one worker, and to the third one the last."""
+    queue = WorkQueue([[0, 1], [2], [3], [4]])
 
-    assert [queue.give(worker) for worker in (0, 1, 0, 1)] == [[0, 1], [2], [3], []]
+    assert [queue.give(worker) for worker in (0, 2, 1, 0, 2)] == [[0, 1], [4], [2], [3], []]
     assert len(queue) == 0
 
 

@@ -162,7 +162,7 @@ def test_ci_succeeds_only_where_every_target_does(
     assert done.returncode == status, done.stdout + done.stderr
     # Each once, and what tests need before the tests.
     expected = [
-        ".venv/.frameworks .venv/.deploy .venv/.site .venv/.browser",
+        ".venv/.all",
         "test",
         "test ARGS=-m long",
         "docs",
