@@ -1,6 +1,6 @@
 """The demo as a whole, with stand-ins for the daemons: success, failure, interruption, and nothing left behind.
 
-The long run has it as a user starts it, with real daemons.
+The long run has it as a user starts it, with real daemons: in test_wheel.py.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ import pytest
 from p2pnode.demo import run as demo_run
 from p2pnode.demo.plan import DemoPlan, goal_held
 from p2pnode.demo.run import run
-from p2pnode.terminal.numbers import number
 from tests.harness.project.repository import ROOT
-from tests.harness.runner.long_run import more
-from tests.process.harness.forked_python import with_torch
 
 ALONE = (sys.executable, "-c", "print('{\"accuracy\": 0.7}')")
 PLAN = DemoPlan(nodes=2, program=(sys.executable, "-m", "tests.process.harness.fake_node"), alone_command=ALONE)
@@ -133,7 +130,7 @@ def test_files_are_kept_on_request(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not (folder / "local" / "1" / "status.json").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, *more(signal.SIGHUP)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C, SIGTERM or a closed terminal in the middle: exit code 10, what was reached, no process and no file."""
     code = (
@@ -152,55 +149,3 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Pa
 
     assert demo.returncode == 10
     assert "it was interrupted" in printed
-
-
-@pytest.fixture(scope="module")
-def torch_server() -> str:
-    """Before the first test has a temporary folder, whose path is too long for a socket."""
-    return with_torch().path
-
-
-def forked_plan(torch_server: str, **changes: Any) -> DemoPlan:
-    """Three real daemons whose trainers are forks, so that nobody waits for the import of PyTorch."""
-    harness = (sys.executable, "-m", "tests.process.harness.forked_python", torch_server)
-    alone = (sys.executable, "-m", "tests.process.harness.forked_command", torch_server)
-    return DemoPlan(
-        nodes=3,
-        program=harness,
-        alone_command=(*alone, "-m", "p2pnode.training.trainer.standalone"),
-        **changes,
-    )
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_the_demo_as_a_user_starts_it() -> None:
-    """`p2pnode demo --json`: four daemons reach their share of all ten classes together, each part alone has, with as
-    many steps, stayed near 0.7. Exit code 0."""
-    command = [sys.executable, "-m", "p2pnode", "demo", "--json", "--nodes", "4", "--time-limit", "400"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])
-    assert figures["success"], done.stderr
-    assert figures["accuracy"] >= 0.95
-    assert 0.6 < figures["alone"] < 0.8
-    assert figures["population_estimate"] == 4
-    assert figures["bytes_sent_per_node_and_step"] > 0
-    assert f"together {number(figures['accuracy'])}" in done.stderr
-
-
-@pytest.mark.long
-def test_daemons_that_exchange_nothing_fail(
-    torch_server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same demo with the exchange switched off trains as well, and does not come near the goal."""
-    limit_when(monkeypatch, lambda of_one: len(of_one) >= 20)
-    code = run(forked_plan(torch_server, exchange=False, time_limit_s=500.0), as_json=True)
-
-    output = capsys.readouterr()
-    figures = json.loads(output.out.splitlines()[-1])
-    assert (code, figures["success"]) == (10, False), output.err
-    assert min(figures["steps_per_node"]) > 0
-    assert figures["accuracy"] < 0.8
-    assert figures["bytes_sent_per_node_and_step"] == 0

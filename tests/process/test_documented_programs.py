@@ -21,7 +21,7 @@ BENCHMARK = "a benchmark: some minutes to hours, most of them as root"
 EXAMPLE = "tests/process/test_examples.py runs it"
 #: What is shown and not run, with the reason.
 NOT_RUN = {
-    "make demo": "tests/process/test_demo.py runs the demo",
+    "make demo": "tests/process/test_wheel.py runs the demo",
     "make test": "it runs this test",
     "p2pnode start --set training.device=cuda:0,cuda:1": "it needs two GPUs",
     "p2pnode start --set training.device=all": "it needs a GPU; tests/unit/training/devices has the rule",

@@ -87,26 +87,6 @@ def test_linear_regression_in_daemons_survives_a_kill_and_a_join(start: Start) -
         assert float(error[1]) < 1e-2
 
 
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_k_means_goes_on_when_a_node_is_killed_while_it_trains(start: Start) -> None:
-    """The node that is left has the centres, and a model that is right about nearly all points."""
-    settings = {
-        "training.min_nodes": 2,
-        "training.max_steps": 40,
-        "training.local_steps": 5,
-        "barrier.method": "bsp",
-    }
-    nodes = [start(str(ROOT / "examples/kmeans.py"), settings=settings) for _ in range(2)]
-    until(lambda: nodes[0].step >= 2, 120.0, "two steps", nodes)
-    nodes[1].kill()
-
-    accuracy = re.search(r"the shared model: accuracy (\S+) with 6 centres", ended(nodes[0]))
-
-    assert accuracy is not None
-    assert float(accuracy[1]) > 0.95
-
-
 @pytest.mark.timeout(600)
 def test_word_count_names_a_worker_that_was_killed(tmp_path: Path) -> None:
     """A process of the engine is killed while it counts: the script ends with `WorkersLost`, and prints no counts."""

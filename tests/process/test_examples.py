@@ -229,21 +229,3 @@ def test_own_loop_goes_on_when_a_node_is_killed_in_the_middle(start: Callable[..
     assert said[1] is not None
     assert said[0][0] == said[1][0]
     assert int(said[0][1]) > 3
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_records_are_all_trained_when_a_node_is_killed_in_the_middle(start: Callable[..., Node]) -> None:
-    """The node that serves the queue is left alone in the first pass: all passes end with all tasks done."""
-    small = {key: value for key, value in SMALL.items() if key != "training.max_steps"}
-    small |= {"dispatch.passes": "2", "log.format": "json"}
-    nodes = [start(commands(EXAMPLES / "records.py")[0], small) for _ in range(2)]
-    until(lambda: nodes[1].step >= 2, START_S, "it trains", nodes)
-    nodes[1].kill()
-
-    assert nodes[0].wait() == 0, nodes[0].output()
-    events = [json.loads(line) for line in nodes[0].output().splitlines() if line.startswith("{")]
-    ended = [event for event in events if event["event"] == "dispatch_pass_ended"]
-    assert [(event["number"], event["failed"]) for event in ended] == [(1, 0), (2, 0)]
-    assert {event["done"] for event in ended} == {ended[0]["done"]}
-    assert [event for event in events if event["event"] == "dispatch_worker_gone"] != []

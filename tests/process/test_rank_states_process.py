@@ -20,7 +20,6 @@ from p2pnode.training.trainer_link.interface import Restored, StepOrder, Trainer
 from tests.harness.runner.long_run import more
 from tests.process.harness.forked_python import with_distributed
 from tests.process.harness.sharded_ranks import LAUNCHER
-from tests.process.harness.swarm_world import START_S, ProcessNode, kill_all, until
 from tests.process.harness.trainer_world import World, add
 from tests.process.harness.trainer_world import until as until_true
 
@@ -152,10 +151,6 @@ class Node:
         return [fields["message"] for fields in self.world.log.fields("trainer_warned") if fields["about"] == event]
 
 
-async def leave(_node: Node, trainer: ProcessTrainer) -> None:
-    await trainer.stop(10.0)
-
-
 async def kill_rank(node: Node, trainer: ProcessTrainer) -> None:
     os.kill(node.pid(1), signal.SIGKILL)
     with pytest.raises(TrainerFailed):
@@ -195,12 +190,12 @@ def assert_alike(restored: list[dict[str, Any]], undisturbed: list[dict[str, Any
         assert {name: again[name] for name in EXACT} == {name: as_before[name] for name in EXACT}
 
 
-@pytest.mark.parametrize(("kind", "end"), [("noisy", kill_rank), *more(("plain", leave), ("zero", kill_launcher))])
+@pytest.mark.parametrize(("kind", "end"), [("noisy", kill_rank), *more(("zero", kill_launcher))])
 def test_every_rank_is_restored(
     tmp_path: Path, kind: str, end: Callable[[Node, ProcessTrainer], Awaitable[None]]
 ) -> None:
     """Weights, buffers, optimiser, scale, rate, samples, state and all generators of both ranks are those of an
-    undisturbed run: with one optimiser on both, with errors of its own on each, and with parts of one on each."""
+    undisturbed run: with errors of its own on each, and with parts of one optimiser on each."""
     undisturbed = trained(tmp_path / "undisturbed", kind, None)
     disturbed = trained(tmp_path / "disturbed", kind, end)
 
@@ -209,14 +204,14 @@ def test_every_rank_is_restored(
     assert first["next"] != second["next"]
     assert first["drawn"] != second["drawn"]
     assert first["weights"] == second["weights"]
-    assert (first["optimizer"] == second["optimizer"]) == (kind == "plain")
+    assert first["optimizer"] != second["optimizer"]
     # Two copies of one optimiser are one on disk.
     assert (snapshot.load(rank_file(disturbed.saved, 1))["optimizer"] == [None]) == (kind != "noisy")
     assert [node.warned("ranks_not_restored") for node in (undisturbed, disturbed)] == [[], []]
     assert [node.warned("ranks_apart") for node in (undisturbed, disturbed)] == [[], []]
 
 
-@pytest.mark.parametrize("damage", ["missing", *more("of another moment", "torn", "one process")])
+@pytest.mark.parametrize("damage", ["missing", *more("one process")])
 def test_a_set_that_is_not_whole_gives_all_ranks_the_state_of_the_first(tmp_path: Path, damage: str) -> None:
     """They are told, and train in step: no rank begins with what the others do not have."""
     node = Node(tmp_path / "node", "plain")
@@ -227,17 +222,11 @@ def test_a_set_that_is_not_whole_gives_all_ranks_the_state_of_the_first(tmp_path
         await trainer.start()
         await node.train(trainer, 1, 1)
         await (await trainer.save(str(node.saved)))
-        second = rank_file(node.saved, 1)
-        before = second.read_bytes()
         await node.train(trainer, 2, SAVED_AT)
         await (await trainer.save(str(node.saved)))
         await trainer.stop(10.0)
         if damage == "missing":
-            second.unlink()
-        elif damage == "torn":
-            second.write_bytes(second.read_bytes()[:-100])
-        elif damage == "of another moment":
-            second.write_bytes(before)
+            rank_file(node.saved, 1).unlink()
         base = trainer.vector.copy()
 
         async def resume(_hello: TrainerHello, vector: Vector) -> Restored:
@@ -303,43 +292,3 @@ def test_ranks_that_train_apart_are_found(tmp_path: Path) -> None:
     node.world.run(scenario)
     [warned] = node.warned("ranks_apart")
     assert "rank 1 trains its weights to other values than rank 0" in warned
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_a_node_under_torchrun_that_is_killed_goes_on(tmp_path: Path) -> None:
-    """A real daemon and torchrun, SIGKILL to all of them at any moment behind a checkpoint: the second start ends with
-    what an undisturbed node ends with, on both ranks."""
-    settings = {"training.max_steps": 24, "training.local_steps": 2, "training.checkpoint_s": 0.3, "log.format": "json"}
-    # A lone node's values are then its own weights, at whichever optimiser step they enter.
-    settings |= {"exchange.outer_lr": 1.0, "exchange.outer_momentum": 0.0}
-
-    def started(name: str, step_s: float = 0.0) -> ProcessNode:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        (folder / "train.py").write_text(RANKS)
-        script = [str(folder / "train.py"), str(folder), "plain", "2", str(step_s)]
-        launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *script]
-        return ProcessNode(tmp_path, name, settings, script=launch)
-
-    def results(name: str) -> list[dict[str, Any]]:
-        return [json.loads((tmp_path / name / f"result.{rank}").read_text()) for rank in range(2)]
-
-    nodes = [started("undisturbed")]
-    try:
-        assert nodes[0].process.wait(START_S) == 0, nodes[0].output()
-        nodes.append(killed := started("killed", 0.25))  # it is in the middle still where a look at it comes late
-        until(
-            lambda: len(killed.events("checkpoint_written")) >= 2 and killed.step >= 8, START_S, "it trains", nodes[1:]
-        )
-        killed.kill()
-        nodes.append(again := started("killed"))
-        assert again.process.wait(START_S) == 0, again.output()
-    finally:
-        kill_all(nodes)
-
-    [loaded] = again.events("checkpoint_loaded")
-    assert loaded["step"] >= 2
-    assert loaded["trainer_state"]
-    assert_alike(results("killed"), results("undisturbed"))
-    assert not [entry for entry in again.events("trainer_warned") if entry["about"] == "ranks_not_restored"]

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import pytest
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.bootstrap import hello
@@ -32,7 +31,6 @@ from p2pnode.overlay.peers import Heartbeat
 from p2pnode.overlay.requests import Envelope
 from p2pnode.overlay.transport import MAX_DATAGRAM_BYTES, Request, RequestRejected
 from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.runner.long_run import more
 from tests.harness.swarms.overlay_swarm import GENESIS, PORT, OverlayWorld, endpoint
 
 NODES = 5
@@ -311,10 +309,9 @@ async def nothing() -> Any:
         yield chunk
 
 
-@pytest.mark.parametrize("seed", [1, *more(2)])
-def test_nothing_that_arrives_harms_a_node(seed: int) -> None:
+def test_nothing_that_arrives_harms_a_node() -> None:
     """No exception, no task left, no invented node in a table, sizes within limits, others served (see above)."""
-    tally = VirtualLoop().run(Fuzz(seed).play(lambda tally: tally.rounds < ROUNDS))
+    tally = VirtualLoop().run(Fuzz(1).play(lambda tally: tally.rounds < ROUNDS))
     print(tally)
 
     assert tally.datagrams == 250 * ROUNDS

@@ -89,8 +89,8 @@ async def taken_over(swarm: Swarm, shard: int, former: Host) -> Owned:
     return found[1]
 
 
-@pytest.mark.parametrize(("seed", "number"), [(1, np.nan), *more((1, -np.inf), (2, 3e38))])
-def test_the_backup_of_a_broken_shard_takes_over(seed: int, number: float) -> None:
+@pytest.mark.parametrize("number", [np.nan, *more(3e38)])
+def test_the_backup_of_a_broken_shard_takes_over(number: float) -> None:
     """Within seconds, under a higher term, without a loss; nobody is left out."""
 
     async def scenario(swarm: Swarm) -> None:
@@ -103,7 +103,7 @@ def test_the_backup_of_a_broken_shard_takes_over(seed: int, number: float) -> No
         await settle(swarm)
         check_counts(swarm)
 
-    swarm = play(seed, scenario)
+    swarm = play(1, scenario)
     assert [record.fields for record in swarm.of("shard_resigned")] == [{"shard": 0}]
     assert not swarm.of("member_quarantined")
 

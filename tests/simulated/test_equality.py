@@ -122,7 +122,6 @@ def bare(task: Any, steps: int) -> np.ndarray:
     [
         (world_tasks.Plain, "bfloat16"),
         (world_tasks.Normed, "float32"),
-        *more((world_tasks.Plain, "float32"), (world_tasks.Normed, "bfloat16")),
     ],
 )
 def test_one_node_gives_the_weights_of_the_bare_loop(kind: Any, codec: str) -> None:
@@ -212,7 +211,7 @@ def test_what_pulls_round_off_is_never_pushed_back(pull_codec: str, monkeypatch:
     assert sum((vector != initial).any() for vector in loaded) >= 4
 
 
-@pytest.mark.parametrize(("codec", "within"), [("bfloat16", 2e-4), *more(("int4", 2e-3), ("int8", 2e-4))])
+@pytest.mark.parametrize(("codec", "within"), [("bfloat16", 2e-4), *more(("int4", 2e-3))])
 def test_a_lossy_codec_stays_beside_the_joined_batch(codec: str, within: float) -> None:
     """Rounded deltas with error feedback end where exact ones end, to a ten-thousandth of what the weights moved."""
     tasks = {f"n{part}": Fixed({"part": part, "parts": 2}, node_seed=part, **OPTIONS) for part in range(2)}

@@ -75,7 +75,7 @@ async def step(member: Member, number: int, delta: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
-@pytest.mark.parametrize("nodes", [2, 8, *more(32)])
+@pytest.mark.parametrize("nodes", [2, 8])
 def test_a_step_sends_twice_the_model_and_once_more_for_a_backup_whatever_the_size_of_the_swarm(
     nodes: int, replicas: int
 ) -> None:
@@ -137,7 +137,7 @@ class Bytes:
 STEP_S = 10.0
 
 
-@pytest.mark.parametrize(("nodes", "staggered"), [(2, False), (8, True), *more((8, False), (32, True))])
+@pytest.mark.parametrize(("nodes", "staggered"), [(2, False), (8, True), *more((32, True))])
 def test_with_sparse_pushes_and_pulls_as_changes_a_step_sends_a_tenth_and_receives_a_twentieth_byte_per_parameter(
     nodes: int, staggered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

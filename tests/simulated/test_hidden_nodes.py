@@ -166,7 +166,7 @@ def findings(host: Host, swarm: Swarm) -> list[Finding]:
     ("kind", "hidden", "seed"),
     [
         ("each", 5, 2),
-        *more(("one", 4, 1), ("own", 4, 3), ("each", 4, 4)),
+        *more(("one", 4, 1), ("own", 4, 3)),
     ],
 )
 def test_a_server_that_was_killed_and_is_back_has_all_that_was_trained_meanwhile(
@@ -206,8 +206,7 @@ def test_a_server_that_was_killed_and_is_back_has_all_that_was_trained_meanwhile
     assert {record.node for record in swarm.of("shards_taken_over")} == {"n0"}
 
 
-@pytest.mark.parametrize("seed", [11, *more(12)])
-@played_by(play, seed=Fixture("seed"))
+@played_by(play, seed=11)
 async def test_a_server_that_was_stopped_for_a_minute_goes_on_with_all_that_was_trained_meanwhile(swarm: Swarm) -> None:
     """As a process that is suspended, or a machine without a line: it has lost nothing, and learns of the minute."""
     sleeper = copy_context()
@@ -229,7 +228,7 @@ async def test_a_server_that_was_stopped_for_a_minute_goes_on_with_all_that_was_
     assert server.living.exchange.counters.lost_in_restarts == 0
 
 
-@pytest.mark.parametrize(("seed", "late_s"), [(21, 5.0), *more((21, 18.0), (24, 0.0))])
+@pytest.mark.parametrize(("seed", "late_s"), [(21, 5.0), *more((21, 18.0))])
 @played_by(play, seed=Fixture("seed"))
 async def test_one_of_two_servers_is_enough_and_both_go_on_with_the_newer_disk(swarm: Swarm, *, late_s: float) -> None:
     """The founder is killed, the other goes on with every shard, and nobody trains by itself. Then that one is killed.

@@ -15,7 +15,6 @@ from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.settings import ExchangeSettings
 from tests.harness.builders.codec_kinds import LOSSY
 from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.runner.long_run import more
 from tests.harness.swarms.exchange_swarm import Member, World
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
@@ -57,10 +56,7 @@ def shape_of(member: Member, nodes: int) -> StepShape:
 
 @pytest.mark.parametrize(
     ("nodes", "codec"),
-    [
-        *((8 if CODECS[codec].is_partial else 2, codec) for codec in LOSSY),
-        *more(*((2 if CODECS[codec].is_partial else 8, codec) for codec in LOSSY)),
-    ],
+    [(8 if CODECS[codec].is_partial else 2, codec) for codec in LOSSY],
 )
 def test_every_node_sends_what_the_closed_form_says(codec: CodecName, nodes: int) -> None:
     """Pushed, forwarded and served, from the shares that each node really has: all nodes together and each one."""

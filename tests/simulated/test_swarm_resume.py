@@ -135,7 +135,7 @@ def fold(swarm: Swarm, step: int) -> None:
             owned.state.fold(step, store.rule)
 
 
-@pytest.mark.parametrize(("seed", "late_s"), [(74, 8.0), *more((71, 0.0), (72, 8.0))])
+@pytest.mark.parametrize(("seed", "late_s"), [(74, 8.0), *more((71, 0.0))])
 def test_killed_all_at_once_no_delta_is_counted_twice(seed: int, late_s: float) -> None:
     """SIGKILL to all soon after they met, and started again, one perhaps later. Where a shard lists all its deltas it
     is exactly their sum. What was trained since is in, but for the few steps before that of a replica that a shard went
