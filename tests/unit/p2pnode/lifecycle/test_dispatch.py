@@ -128,7 +128,7 @@ def test_messages_of_the_trainer_reach_the_part_that_they_are_for() -> None:
     plain.trainer.handler(shared)
     assert plain.data == [shared]
     plain.trainer.handler(RecordsWanted(7, True))
-    assert plain.trainer.encoded == [RecordsGranted(7, None, is_over=True)]
+    assert plain.trainer.sent == [RecordsGranted(7, None, is_over=True)]
 
     drawing = Parts(source="master")
     heard: list[Any] = []
@@ -136,7 +136,7 @@ def test_messages_of_the_trainer_reach_the_part_that_they_are_for() -> None:
     drawing.dispatch.records.on_trainer = heard.append  # type: ignore[method-assign]
     drawing.trainer.handler(RecordsWanted(7, True))
     drawing.trainer.handler(shared)
-    assert (heard, drawing.data, drawing.trainer.encoded) == ([RecordsWanted(7, True)], [shared], [])
+    assert (heard, drawing.data, drawing.trainer.sent) == ([RecordsWanted(7, True)], [shared], [])
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ async def test_what_is_trained_reaches_the_others_and_the_next_checkpoint(bench:
     response = await bench.swarm.handler(bench.swarm.contact(OTHER), b"", body_of(payload))
     asking.on_message(ME, msgspec.msgpack.decode(b"".join(response.body), type=ShareData), 0.0)
     assert asking.ledger.is_trained((0, claim.partition))
-    [known] = [message for message in bench.trainer.encoded if isinstance(message, DataKnown)]
+    [known] = [message for message in bench.trainer.sent if isinstance(message, DataKnown)]
     assert known.turn == 7
     assert known.state == bench.service.member.state()
 
