@@ -80,7 +80,7 @@ def test_a_command_of_p2pnode_has_its_output_and_no_torch(tmp_path: Path) -> Non
     """A refusal has the exit code and the sentences of the real command; the server has not imported torch."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = run_p2pnode(
-        ["key", "join", "-", "--state-dir", "s"], cwd=tmp_path, env=environment, given="junk", timeout=30
+        ["key", "join", "-", "--state-dir", "s"], cwd=tmp_path, env=environment, given="junk", timeout=60
     )
 
     assert (done.returncode, done.stdout) == (4, "")

@@ -72,7 +72,7 @@ def test_schemathesis_reads_the_operations_that_are_tested(operations: dict[str,
 
 def test_the_node_publishes_what_is_tested_here(address: str) -> None:
     """`/openapi.json` is the description that the other tests go by."""
-    published = requests.get(f"{address}/openapi.json", timeout=10)
+    published = requests.get(f"{address}/openapi.json", timeout=60)
 
     assert published.status_code == 200
     assert published.json() == json.loads(json.dumps(description()))

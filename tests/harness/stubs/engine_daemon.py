@@ -186,10 +186,12 @@ class EngineDaemon:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._task = self._loop.create_task(self._serve())
-        with contextlib.suppress(asyncio.CancelledError):
-            self._loop.run_until_complete(self._task)
-        self._listener.close()
-        self._loop.close()
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._task)
+        finally:
+            self._listener.close()
+            self._loop.close()
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()

@@ -32,7 +32,7 @@ class NotPermitted(Exception):
 def run(*command: str, given: str | None = None) -> None:
     """Raises `NotPermitted` with the command's message."""
     try:
-        done = subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=20)
+        done = subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=60)
     except FileNotFoundError as error:
         raise NotPermitted(f"{command[0]} is not installed") from error
     if done.returncode != 0:

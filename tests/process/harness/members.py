@@ -197,14 +197,19 @@ class Relay:
         self._to = to
         self._flip = flip
         self._server: asyncio.Server | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._writers: list[asyncio.StreamWriter] = []
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, LOCAL, 0)
         self.address = Address(*self._server.sockets[0].getsockname()[:2])
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        onward_reader, onward_writer = await asyncio.open_connection(*self._to)
+        self._writers.append(writer)
+        connecting = asyncio.create_task(asyncio.open_connection(*self._to))
+        self._tasks.append(connecting)
+        onward_reader, onward_writer = await connecting
+        self._writers.append(onward_writer)
         self._tasks.append(asyncio.create_task(self._pump(onward_reader, writer, record=False)))
         self._tasks.append(asyncio.create_task(self._pump(reader, onward_writer, record=True)))
 
@@ -228,5 +233,8 @@ class Relay:
         self._server.close()
         for task in self._tasks:
             task.cancel()
+        # Here too: a task that is cancelled before it runs closes nothing.
+        for writer in self._writers:
+            writer.transport.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.sleep(0)

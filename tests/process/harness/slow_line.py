@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Coroutine
 
 from p2pnode.overlay.addresses import Address
 
@@ -38,15 +37,17 @@ class SlowLine:
         listener.bind((LOCAL, 0))
         listener.listen()
         listener.setblocking(False)
-        self._spawn(self._accept(listener))
+        # No task accepts: one that is cancelled with a connection in its hand would drop it open.
+        asyncio.get_running_loop().add_reader(listener, self._accept)
         return Address(*listener.getsockname())
 
     async def __aexit__(self, *_: object) -> None:
         assert self._listener is not None
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._listener.close()
 
     def stop(self) -> None:
         """The line carries nothing until `go_on`; its connections stay."""
@@ -55,20 +56,18 @@ class SlowLine:
     def go_on(self) -> None:
         self._open.set()
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks[task] = None
-        return task
-
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            near, _ = await loop.sock_accept(listener)
-            far = socket.socket()
-            relay = self._spawn(self._relay(near, far))
-            # Not in the relay: it may be cancelled before it runs, or while it awaits the ends of its ways.
-            for one in (near, far):
-                relay.add_done_callback(lambda _, ended=one: ended.close())
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            near, _ = self._listener.accept()
+        except OSError:  # the client has gone already
+            return
+        far = socket.socket()
+        relay = asyncio.create_task(self._relay(near, far))
+        self._tasks[relay] = None
+        # Not in the relay: it may be cancelled before it runs, or while it awaits the ends of its ways.
+        for one in (near, far):
+            relay.add_done_callback(lambda _, ended=one: ended.close())
 
     async def _relay(self, near: socket.socket, far: socket.socket) -> None:
         loop = asyncio.get_running_loop()

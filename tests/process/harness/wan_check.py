@@ -132,7 +132,7 @@ def _measure(world: Wan, node: int, other: int, together: threading.Barrier) -> 
         near.settimeout(slowest_s)
         far.settimeout(slowest_s)
         target = (there.address, PORT)
-        together.wait(20)
+        together.wait(60)
         trips = _round_trips(near, far, target)
         together.wait(60)
         pace_s = 8 * (PROBE_BYTES + HEADER_BYTES) / (mbit * 2e5) if mbit else 1e-4
@@ -219,8 +219,8 @@ def _stream(server: socket.socket, target: tuple[str, int], rate: float) -> floa
                     begun, before = time.monotonic(), got
             found.append((got - before) / (time.monotonic() - begun) / MBIT_BYTES)
 
-    server.settimeout(20)
-    with _beside(receive), socket.create_connection(target, timeout=20) as connection:
+    server.settimeout(60)
+    with _beside(receive), socket.create_connection(target, timeout=60) as connection:
         connection.sendall(bytes(size))
     return found[0]
 

@@ -45,7 +45,7 @@ class Failed(Exception):
 def run(*command: str) -> str:
     """Its output. Raises `Failed` with what it complains of."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     except FileNotFoundError as error:
         raise Failed(f"{command[0]} is not installed") from error
     if done.returncode:
