@@ -20,17 +20,20 @@ from p2pnode.training.exchange.ownership_messages import (
     OfferedDeltasAnswer,
 )
 from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.shards.applied import DeltaId
 from tests.harness.runner.stories import Fixture, played_by
 from tests.harness.swarms.exchange_story import (
     BOUND_S,
     ONES,
     ask,
+    backup,
     events,
     exchange_of,
     owned,
     owner,
     push,
     simulate,
+    striking,
     until,
     value,
 )
@@ -93,6 +96,37 @@ async def test_an_older_copy_takes_no_shard_back_from_a_replica_that_has_more(wo
     await asyncio.sleep(15.0)
     assert value(world) == [4321.0]
     assert not events(world, "shard_taken_back")
+
+
+@pytest.mark.parametrize("codec", ["bfloat16", "int8", "sparse512"])
+@played_by(simulate, nodes=4, shards=1, values=5000, tenure_s=600.0, codec=Fixture("codec"))
+async def test_a_repair_brings_the_bits_that_a_backup_has(world: World) -> None:
+    """The owner has forwarded a delta and not added it, and the other side of a split has added it."""
+    owning, backing = owner(world), backup(world)
+    origin, beside = (one for one in world.running() if one not in (owning, backing))
+    await push(beside, 1, 1.0)
+    for one in (origin, beside):
+        exchange_of(one).begin_at(1)
+        assert (await exchange_of(one).pull(1)).missing == []
+    identity = DeltaId(origin.contact.node_id, 1, 2)
+    delta = np.random.default_rng(1).standard_normal(5000).astype(np.float32)
+    with striking(world.unanswered, "forward", sender=owning):
+        pushing = asyncio.create_task(exchange_of(origin).push(2, 1, 1.0, delta))
+        copy = exchange_of(backing).store.backed[0].state
+        assert copy is not None
+        await until(world, lambda: copy.knows(identity), within_s=1.0, what="the delta at the backup")
+        world.part({origin.name: 1, beside.name: 1})
+        await pushing
+        assert await exchange_of(owning).deltas.drained([0], BOUND_S)
+    assert await exchange_of(origin).flush(3 * BOUND_S) == 0
+    assert not exchange_of(owning).store.owned[0].state.knows(identity)
+
+    world.part({backing.name: 2})  # it would take the shard back itself
+    await until(world, lambda: one_owner(world), within_s=3 * BOUND_S, what="one owner, nothing left to mend")
+
+    assert owner(world) is owning
+    assert owned(world).state.knows(identity)
+    assert owned(world).state.value.tobytes() == copy.value.tobytes()
 
 
 @played_by(simulate, nodes=2, shards=1, replicas=0, tenure_s=600.0)
