@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Activity
 from p2pnode.training.barriers.waiter import BarrierWaiter
-from p2pnode.training.exchange.client.push import PushReport
+from p2pnode.training.exchange.delta import PushReport
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.progress import Progress, StepRow
 from p2pnode.training.settings import ExchangeSettings
@@ -95,9 +95,9 @@ class StepExchange:
         """Push the delta and count the step; returns its row for `/steps` so far, and how the push went."""
         step, report, row = trained.step, trained.report, trained.row()
         began = self._clock.monotonic()
-        pushed = PushReport(0, {}, 0, 0)
+        pushed = PushReport()
         if not report.is_finite:
-            pushed = PushReport(0, {"not_finite": len(self._exchange.store.bounds)}, 0, 0)
+            pushed = PushReport(refused={"not_finite": len(self._exchange.store.bounds)})
         elif self._settings.enabled:
             weight = row["weight"] = self._weight(step, trained.samples)
             pushed = await self._exchange.push(
@@ -112,7 +112,7 @@ class StepExchange:
         else:
             self._trainer.encoded()
             if not self._exchange.add_alone(self._trainer.delta):
-                pushed = PushReport(0, {"not_finite": 1}, 0, 0)
+                pushed = PushReport(refused={"not_finite": 1})
         row |= {
             "acknowledged": pushed.acknowledged,
             "refused": pushed.refused,

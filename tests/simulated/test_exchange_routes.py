@@ -236,7 +236,7 @@ async def test_a_living_member_that_answers_no_request_is_gone_to_the_exchange_a
     exchange = exchange_of(asker)
 
     async def candidates() -> set[str]:
-        found = await exchange.directory.candidates(0)
+        found = (await exchange.directory.candidates([0]))[0]
         return {one.name for one in world.running() if one.contact in found}
 
     async def ask_all(times: int, *members: Member) -> None:

@@ -196,17 +196,28 @@ class Outgoing:
 
 
 @dataclass(slots=True)
+class PushReport:
+    """How a push went: shards acknowledged, refused (by reason), and still in the outbox. The first three grow when one
+    of these is answered later. `versions`: of a shard that was acknowledged in time the version of the owner's state
+    that has the delta. `returned`: shards of which no byte was sent, and none will be."""
+
+    acknowledged: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    refused_shards: set[int] = field(default_factory=set)
+    versions: dict[int, int] = field(default_factory=dict)
+    outstanding: int = 0
+    bytes_sent: int = 0
+    returned: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
 class Delivery:
     """The delta of one step: its unacknowledged shards, and the answers for the others."""
 
     push: Push
     unacknowledged: dict[int, Outgoing]
     done: asyncio.Event
-    acknowledged: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
-    refused_shards: set[int] = field(default_factory=set)
-    #: The version of the owner's state of each acknowledged shard that has the delta.
-    versions: dict[int, int] = field(default_factory=dict)
+    report: PushReport = field(default_factory=PushReport)
     #: What the step that made it waits for; None when it waits for nothing.
     wait: StepWait | None = None
     task: asyncio.Task[None] | None = None

@@ -193,12 +193,8 @@ class OwnerDirectory:
 
     # -- candidates ---------------------------------------------------------------------------------------------
 
-    async def candidates(self, shard: int) -> list[Contact]:
-        """The shard's eligible candidates, best first; this node is included where it is one."""
-        return (await self.candidates_of_all([shard]))[0]
-
-    async def candidates_of_all(self, shards: Sequence[int]) -> list[list[Contact]]:
-        """`candidates` of several shards, which cost little more than one."""
+    async def candidates(self, shards: Sequence[int]) -> list[list[Contact]]:
+        """The eligible candidates of each shard, best first; this node is included where it is one."""
         found = await self.swarm.candidates_of_all([shard_key(self.rpc.genesis, shard) for shard in shards])
         score, me = self.view.score, self.swarm.node_id
         nodes = {contact.node_id for contacts in found for contact in contacts}
@@ -233,8 +229,8 @@ class OwnerDirectory:
             await asyncio.sleep(after_s * self._random.uniform(0.5, 1.5))
         asked: dict[Contact, list[int]] = {}
         first: dict[int, Contact | None] = {}
-        for shard in filter(self._is_doubtful, shards):
-            found = await self.candidates(shard)
+        doubtful = list(filter(self._is_doubtful, shards))
+        for shard, found in zip(doubtful, await self.candidates(doubtful), strict=True):
             living = [contact for contact in found if not self.swarm.is_suspect(contact.node_id)]
             first[shard] = living[0] if living else None
             for contact in living[:CANDIDATES_ASKED] or self._others():

@@ -17,8 +17,8 @@ from p2pnode.training.encoding.pull_codecs import change_codec
 from p2pnode.training.encoding.step_bytes import StepShape
 from p2pnode.training.exchange.client.outbox import Outbox
 from p2pnode.training.exchange.client.pull import PullClient, PullReport
-from p2pnode.training.exchange.client.push import PushClient, PushReport
-from p2pnode.training.exchange.delta import SentDeltas
+from p2pnode.training.exchange.client.push import PushClient
+from p2pnode.training.exchange.delta import PushReport, SentDeltas
 from p2pnode.training.exchange.directory import OwnerDirectory, RouteFinder
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
 from p2pnode.training.exchange.owner.final_values import FinalValues

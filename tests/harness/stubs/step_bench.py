@@ -13,7 +13,7 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Activity
 from p2pnode.training.barriers.predicates import make_barrier
 from p2pnode.training.exchange.client.pull import PullReport
-from p2pnode.training.exchange.client.push import PushReport
+from p2pnode.training.exchange.delta import PushReport
 from p2pnode.training.exchange.terms import ZERO_TERM
 from p2pnode.training.progress import Progress
 from p2pnode.training.settings import BarrierSettings, ExchangeSettings, TrainingSettings
@@ -84,7 +84,9 @@ class RecordingExchange:
         self.pushes.append((step, base_step, weight))
         self.history.append(("pushed", step))
         refused = {"not_finite": 1} if step in self.not_finite else {}
-        return PushReport(1, refused, 0, 8, {0} if refused else set(), self.returned, {0: self.added_version})
+        return PushReport(
+            1, refused, {0} if refused else set(), {0: self.added_version}, bytes_sent=8, returned=self.returned
+        )
 
     def add_alone(self, delta: Any) -> bool:
         self.vector += delta

@@ -123,11 +123,12 @@ class Outbox:
 
     def note_answer(self, delivery: Delivery, result: PushResult) -> None:
         """Record a final answer."""
+        report = delivery.report
         if result.status == "ok":
-            delivery.acknowledged += 1
+            report.acknowledged += 1
         else:
-            delivery.refused[result.reason] = delivery.refused.get(result.reason, 0) + 1
-            delivery.refused_shards.add(result.shard)
+            report.refused[result.reason] = report.refused.get(result.reason, 0) + 1
+            report.refused_shards.add(result.shard)
             self.counters.refused += 1
 
     async def finish(self, timeout_s: float) -> int:
@@ -280,7 +281,7 @@ class Outbox:
             self.obstacles.clear(result.shard)
             if result.status == "ok":
                 is_exact = delivery.wait is not None and result.reason != KNOWN
-                (delivery.versions if is_exact else self._late)[result.shard] = result.version
+                (delivery.report.versions if is_exact else self._late)[result.shard] = result.version
                 self._keep(delivery.push, owner, item)
             self._answered.set()
             self._answered = asyncio.Event()

@@ -198,7 +198,7 @@ class PullClient:
         every delta, then those that train. In reverse order, because the owners send the shards in order."""
         known, now_s = self.store.ownership.known_owners, self._clock.monotonic()
         owners = {shard: known[shard].owner.node_id for shard in reversed(list(job.waiting)) if shard in known}
-        candidates = await self.directory.candidates_of_all(list(owners))
+        candidates = await self.directory.candidates(list(owners))
         workers = [peer.contact for peer in self.swarm.members() if peer.is_worker(now_s)]
         self.environment.entropy.random.shuffle(workers)
         donors = {

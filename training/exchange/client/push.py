@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from p2pnode.training.encoding.codec_choice import CodecChoice
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.table import CODECS, LEAST_LOSSY, CodecName
 from p2pnode.training.exchange.client.outbox import Outbox
-from p2pnode.training.exchange.delta import Delivery, Outgoing
+from p2pnode.training.exchange.delta import Delivery, Outgoing, PushReport
 from p2pnode.training.exchange.directory import OwnerDirectory
 from p2pnode.training.exchange.messages import Push
 from p2pnode.training.exchange.owner.deltas import DeltaHandler
@@ -42,21 +42,6 @@ from p2pnode.training.shards.delta_range import is_delta_in_range
 #: A step waits for acknowledgements until nothing has moved for this long; the rest stays in the outbox. A dead owner
 #: is replaced about then, and a longer wait would hold the trainer up.
 PUSH_DEADLINE_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class PushReport:
-    """How a push went: shards acknowledged, refused (by reason), and still in the outbox. `refused` and
-    `refused_shards` grow when one of these is refused later. `versions`: of a shard that was acknowledged in time the
-    version of the owner's state that has the delta. `returned`: shards of which no byte was sent, and none will be."""
-
-    acknowledged: int
-    refused: dict[str, int]
-    outstanding: int
-    bytes_sent: int
-    refused_shards: set[int] = field(default_factory=set)
-    returned: tuple[int, ...] = ()
-    versions: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -112,7 +97,7 @@ class PushClient:
             if not await self._executor.run(is_delta_in_range, delta):
                 delta[:] = 0.0
                 on_encoded()
-                return PushReport(0, {"not_finite": len(self.store)}, 0, 0, set(range(len(self.store))))
+                return PushReport(refused={"not_finite": len(self.store)}, refused_shards=set(range(len(self.store))))
         else:
             self._workers = workers
         self._was_apart = is_apart or self._was_apart
@@ -120,7 +105,7 @@ class PushClient:
         if is_apart and not is_last:
             self.outbox.note_apart()
             on_encoded()
-            return PushReport(0, {}, 0, 0, returned=tuple(range(len(self.store))))
+            return PushReport(returned=tuple(range(len(self.store))))
         push = Push(
             node=self.store.node_id,
             incarnation=self.run.incarnation,
@@ -138,16 +123,11 @@ class PushClient:
             encoded = await self._encode_all(rest, delta, is_apart=push.apart, is_last=is_last)
             delivery.unacknowledged = {item.shard: item for item in encoded}
         on_encoded()
-        returned = await self._deliver(delivery, waits=not is_apart) if rest else ()
-        return PushReport(
-            delivery.acknowledged,
-            delivery.refused,
-            len(delivery.unacknowledged),
-            self.run.counters.bytes_sent - sent_before,
-            delivery.refused_shards,
-            returned,
-            delivery.versions,
-        )
+        report = delivery.report
+        report.returned = await self._deliver(delivery, waits=not is_apart) if rest else ()
+        report.outstanding = len(delivery.unacknowledged)
+        report.bytes_sent = self.run.counters.bytes_sent - sent_before
+        return report
 
     def _note_apart(self) -> None:
         """Whether the step that was just trained can be sent to nobody."""

@@ -39,7 +39,6 @@ from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.run_state import RebalanceRequests, RunState, SwarmView
 from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.replica import Position, Replica, copy_status, replica_copy
-from p2pnode.training.exchange.store.shard_states import describe
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.terms import Term
 from p2pnode.training.shards.state import ShardState
@@ -226,6 +225,6 @@ class ReadHandler:
     def _snapshot(self, shard: int) -> tuple[StateHead, ShardState] | None:
         """The best copy of a shard that this node does not own: a state, or its replica as the state of a new era."""
         if (found := self.store.unowned_copy(shard)) is not None:
-            return describe(shard, *found), found[1].copy()
+            return shard_states.describe(shard, *found), found[1].copy()
         found = replica_copy(self.store, self.replica, self.run.step, shard)
-        return None if found is None else (describe(shard, *found), found[1].copy())
+        return None if found is None else (shard_states.describe(shard, *found), found[1].copy())

@@ -211,7 +211,7 @@ class Failover:
 
     async def announce_owners(self, infos: list[OwnerInfo]) -> None:
         """Announce the owners to the candidates of their shards: the others ask these."""
-        found = await self.directory.candidates_of_all([info.shard for info in infos])
+        found = await self.directory.candidates([info.shard for info in infos])
         told = dict.fromkeys(one for contacts in found for one in contacts if one.node_id != self.swarm.node_id)
         message = LocateOwners([infos[0].shard], infos)
         await asyncio.gather(*(self._tell(contact, message) for contact in told))
@@ -226,7 +226,7 @@ class Failover:
         asked: dict[bytes, tuple[Contact, dict[int, None]]] = {}
         # When a whole swarm starts again no node may own a shard yet, and any node may have a copy on disk.
         members = [peer.contact for peer in self.swarm.members()] if self._resuming else []
-        for shard, candidates in zip(shards, await self.directory.candidates_of_all(shards), strict=True):
+        for shard, candidates in zip(shards, await self.directory.candidates(shards), strict=True):
             known = self.store.ownership.known_owners.get(shard)
             owner = [] if known is None or self.view.is_gone(known.owner.node_id) else [known.owner]
             for contact in [*candidates, *members, *owner]:

@@ -38,7 +38,6 @@ from p2pnode.training.exchange.run_state import RebalanceRequests, RunState, Swa
 from p2pnode.training.exchange.store import shard_states
 from p2pnode.training.exchange.store.records import Backed
 from p2pnode.training.exchange.store.replica import Replica
-from p2pnode.training.exchange.store.shard_states import describe
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.terms import OwnerInfo, Term
 from p2pnode.training.shards.state import ShardState
@@ -146,7 +145,7 @@ class ShardMoves:
             return None
         if owned.learner is not None or owned.moving:
             return None
-        snapshot = describe(shard, term, owned.state), owned.state.copy()
+        snapshot = shard_states.describe(shard, term, owned.state), owned.state.copy()
         owned.learner = to
         return snapshot
 

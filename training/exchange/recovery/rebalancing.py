@@ -237,7 +237,7 @@ class Rebalancer:
         shards = list(self.store.owned)
         for first in range(0, len(shards), RANKED_AT_ONCE):
             some = shards[first : first + RANKED_AT_ONCE]
-            for shard, ranked in zip(some, await self.directory.candidates_of_all(some), strict=True):
+            for shard, ranked in zip(some, await self.directory.candidates(some), strict=True):
                 yield shard, ranked
             await asyncio.sleep(0)
 

@@ -246,7 +246,7 @@ class SplitReconciler:
         """Search former owners for deltas of this copy that this node's log lacks. True when some were found."""
         before = len(self.store.log.entries(shard))
         # The candidates of one side of the split need not be those of the whole swarm.
-        asked = {contact.node_id: contact for contact in await self.directory.candidates(shard)}
+        asked = {contact.node_id: contact for contact in (await self.directory.candidates([shard]))[0]}
         asked |= {peer.node_id: peer.contact for peer in self.swarm.members()}
         asked.pop(self.store.node_id, None)
         for contact in list(asked.values())[:MAX_NODES_SEARCHED]:

@@ -213,16 +213,13 @@ def replica_copy(store: ShardStore, replica: Replica, step: int, shard: int) -> 
         # A state from disk has its identities, so that no delta is refused for its age: any new era number will do.
         era = stored.state.era_step + 1
         return stored.term, dataclasses.replace(stored.state, era_step=era, era_term=stored.term)
-    return None if pulled is None else (pulled[0], replica_state(store, replica, step, shard))
-
-
-def replica_state(store: ShardStore, replica: Replica, step: int, shard: int) -> ShardState:
-    """A state of value and version. Deltas with a base before it are refused: it is unknown which of them it has."""
-    term, version = replica.version_of(shard)
-    # At least 1: an era of 0 would have the whole history.
-    state = store.fresh_state(shard, replica.slice_of(shard), version=version, era_step=max(1, step), era_term=term)
+    if pulled is None:
+        return None
+    # Deltas with a base before it are refused: it is unknown which of them it has. An era of 0 would have all.
+    (term, version), era = pulled, max(1, step)
+    state = store.fresh_state(shard, replica.slice_of(shard), version=version, era_step=era, era_term=term)
     state.unlisted = version
-    return state
+    return term, state
 
 
 def copy_status(store: ShardStore, shard: int, replica: tuple[Term, int] | None, step: int) -> CopyStatus:

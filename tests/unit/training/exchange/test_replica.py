@@ -25,7 +25,6 @@ from p2pnode.training.exchange.store.replica import (
     copy_status,
     rank_copy,
     replica_copy,
-    replica_state,
 )
 from p2pnode.training.exchange.terms import ZERO_TERM, Role, Term
 from p2pnode.training.shards.outer_rule import Rule
@@ -376,7 +375,9 @@ def test_an_era_is_never_zero() -> None:
     replica = pulled()
     replica.set_version(0, term(1, "b"), 1)
 
-    assert replica_state(store_of("a"), replica, 0, 0).era_step == 1
+    found = replica_copy(store_of("a"), replica, 0, 0)
+    assert found is not None
+    assert found[1].era_step == 1
 
 
 def test_a_shard_that_was_never_pulled_has_no_copy() -> None:
