@@ -243,7 +243,7 @@ def test_live_deltas_for_a_state_that_never_comes_do_not_pile_up(monkeypatch: py
     assert store.begin_catch_up(0, term(1, "a"), contact("a"), 1)
     statuses = []
     for step in range(300):
-        item = BufferedDelta(DeltaId(b"x" * 20, 1, step), 1.0, np.ones(4, np.float32), False)
+        item = BufferedDelta(DeltaId(b"x" * 20, 1, step), 1.0, np.ones(4, np.float32), b"")
         statuses.append(store.accept_forward(0, term(1, "a"), item, 0, contact("a").node_id)[0])
 
     assert statuses[:100] == ["ok"] * 100
