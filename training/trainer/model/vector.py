@@ -116,7 +116,7 @@ class ModelVector:
         self._kept: Tensor | None = None
         # What the base has and the shared value lacks, `float32[total]`.
         self._ahead: Tensor | None = None
-        #: The same of an earlier delta, which the shared value that entered last lacked. On the CPU.
+        #: The same of earlier deltas, which the shared value that entered last lacked. On the CPU.
         self._added: Tensor | None = None
 
     def reshard(self) -> None:
@@ -259,7 +259,7 @@ class ModelVector:
     def take_back(self, part: Tensor) -> None:
         """So much of what was added to the base was not sent after all, `float32[total]`: it is progress again."""
         self._move_base(part, -1)
-        self._ahead = None
+        self._ahead = None if self._ahead is None else self._ahead - part
 
     def _move_base(self, by: Tensor, sign: int) -> None:
         # Where this rank holds all of it the base is laid out as the vector.
@@ -277,7 +277,9 @@ class ModelVector:
         What rounding takes from the move in a model of half precision stays out of the progress: pushed, it would pull
         the shared values to the few that the type has."""
         self.reshard()
-        self._ahead, self._added = None, added
+        if keeps_base is not None:
+            added = torch.where(keeps_base, self._lacking(), 0.0 if added is None else added)
+        self._ahead, self._added = None, None if added is None or not added.any() else added
         given = [one for one in (added, keeps_base) if one is not None]
         for tensor, base, shared, *places in self._pieces(vector, *given):
             value = _near(shared, tensor)
@@ -307,6 +309,13 @@ class ModelVector:
             for part in parts:
                 value = torch.sub(value, _near(part, tensor))
             tensor.copy_(value)
+
+    def _lacking(self) -> Tensor:
+        found = torch.zeros(self.layout.total)
+        for one in (self._ahead, self._added):
+            if one is not None:
+                found += one
+        return found
 
     @property
     def is_ahead(self) -> bool:

@@ -282,6 +282,19 @@ def test_the_shared_values_can_be_had_at_any_time(dtype: torch.dtype) -> None:
     vector.enter(torch.from_numpy(shared + 7.0))
     assert not vector.is_ahead
     assert known() == (shared + 7.0).tolist()
+    keeps = torch.arange(8) < 4
+    for step in (9.0, 11.0):  # an owner that is silent for two exchanges
+        stepped(model, 1.0)
+        vector.cut(delta)
+        vector.add_to_base(torch.from_numpy(delta.copy()))
+        vector.enter(torch.from_numpy(shared + step), keeps_base=keeps)
+        assert vector.is_ahead
+        assert known() == [*(shared[:4] + 7.0), *(shared[4:] + step)]
+    vector.enter(torch.from_numpy(shared + 13.0))
+    assert not vector.is_ahead
+    assert known() == (shared + 13.0).tolist()
+    vector.enter(torch.from_numpy(shared + 15.0), keeps_base=keeps)
+    assert not vector.is_ahead
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 2.0**127])
