@@ -361,24 +361,24 @@ async def test_stalled_and_paused_peers_are_not_drawn() -> None:
 @pytest.mark.long
 @run_by(run)
 async def test_the_estimate_follows_a_large_swarm() -> None:
-    """In a swarm of 100 the interval contains the true size at most nodes, and draws reach nearly all nodes."""
+    """In a swarm of 60 the interval contains the true size at most nodes, and draws reach nearly all nodes."""
     world = OverlayWorld(seed=37)
-    nodes = await world.raise_swarm(100)
+    nodes = await world.raise_swarm(60)
     await asyncio.sleep(60)
     populations = [node.population() for node in nodes]
     assert not any(population.exact for population in populations)
-    mean = sum(population.estimate for population in populations) / 100
-    held = sum(population.low <= 100 <= population.high for population in populations)
-    print(f"mean {mean:.1f}, interval holds the truth at {held} of 100")
-    assert 90 < mean < 110
-    # All nodes share one set of ids, and so its deviation (3 % for 100 ids): the misses come together.
-    assert held >= 70
-    assert sum(80 < node.workers() < 125 for node in nodes) >= 95
+    mean = sum(population.estimate for population in populations) / 60
+    held = sum(population.low <= 60 <= population.high for population in populations)
+    print(f"mean {mean:.1f}, interval holds the truth at {held} of 60")
+    assert 54 < mean < 66
+    # All nodes share one set of ids, and so its deviation: the misses come together.
+    assert held >= 42
+    assert sum(48 < node.workers() < 75 for node in nodes) >= 57
     drawn = {peer.node_id for node in nodes[:10] for _ in range(20) for peer in node.sample(10)}
-    assert len(drawn) > 90
+    assert len(drawn) > 54
     nodes[0].all_members()
     await asyncio.sleep(5)
-    assert len(nodes[0].all_members()) >= 97
+    assert len(nodes[0].all_members()) >= 58
     await world.stop()
 
 

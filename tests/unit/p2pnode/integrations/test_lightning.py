@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -319,6 +320,10 @@ def test_nodes_with_one_data_set_divide_it(kind: str, in_two_nodes: Any, tmp_pat
 @pytest.mark.long
 def test_workers_read_what_the_nodes_have_divided(in_two_nodes: Any, tmp_path: Path) -> None:
     """They are given batches when the loader is made, before the node attaches: such an epoch was not divided."""
+    # A fork while the other node's thread computes may end by a segmentation fault in the worker. One process imports
+    # what the workers of all epochs need.
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["lightning", "torch"])
 
     class Noted(Wide):
         def __init__(self) -> None:
@@ -335,8 +340,7 @@ def test_workers_read_what_the_nodes_have_divided(in_two_nodes: Any, tmp_path: P
             max_epochs=-1, callbacks=[SwarmCallback()], accelerator="cpu", logger=False, enable_checkpointing=False,
             default_root_dir=tmp_path / str(number), enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
-        # Spawned: a fork while the other node's thread computes may end by a segmentation fault in the worker.
-        loader = DataLoader(Read(48), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+        loader = DataLoader(Read(48), batch_size=4, num_workers=1, multiprocessing_context=server)
         trainer.fit(module, loader)
         return module.seen
 
