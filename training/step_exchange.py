@@ -141,7 +141,7 @@ class StepExchange:
         self._pulled_s = self._clock.monotonic()
         keeps_base: set[int] = set()
         if self._settings.enabled:
-            pulled = await self._exchange.pull(step)
+            pulled = await self._exchange.pull(step, self._trainer.delta)
             row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
             # No owner adds a refused or returned delta: an unchanged value is taken then.
             unchanged = set(pulled.unchanged) - pushed.refused_shards - set(pushed.returned)
@@ -227,4 +227,5 @@ class StepExchange:
             nodes = sharers(nodes, 1 + len(working), len(ended))
         weight = delta_weight(kind, nodes, samples, [peer.samples for peer in (*working, *ended)])
         exchange = self._exchange
-        return pushed_weight(weight, exchange.codec.codec, synchronous=exchange.synchronous)
+        rate = exchange.pull_client.agreement.rate(exchange.view.worker_count())
+        return pushed_weight(weight, exchange.codec.codec, rate, synchronous=exchange.synchronous)

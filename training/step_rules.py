@@ -11,8 +11,6 @@ from p2pnode.training.swarm import Swarm
 
 #: A delta weighs by its samples between these multiples of its share.
 SAMPLE_WEIGHT_RANGE = (0.25, 4.0)
-#: Rate of sparse deltas, instead of the outer rule's.
-SPARSE_LR = 1.4
 
 
 def delta_weight(kind: str, workers: float, samples: int, theirs: Sequence[int]) -> float:
@@ -36,16 +34,15 @@ def sharers(workers: float, training: int, ended: int) -> float:
     return workers * (1.0 + ended / max(1, training))
 
 
-def pushed_weight(weight: float, codec: CodecName, *, synchronous: bool) -> float:
+def pushed_weight(weight: float, codec: CodecName, rate: float, *, synchronous: bool) -> float:
     """The weight by which the owners add a delta of this weight in this codec.
 
-    Sparse deltas are added without the outer rule. What they lack arrives later, so the swarm follows the nodes from
-    afar; a rate of `SPARSE_LR` brings it nearer. No delta moves the values by more than itself. Under bsp the
-    rate is 1: there no node's step begins with what its deltas lack.
+    Sparse deltas are added without the outer rule, by a rate of their own (`Agreement.rate`). No delta moves the values
+    by more than itself. Under bsp the rate is 1: there no node's step begins with what its deltas lack.
     """
     if synchronous or not is_plain(codec):
         return weight
-    return max(weight, min(1.0, SPARSE_LR * weight))
+    return max(weight, min(1.0, rate * weight))
 
 
 def was_away(idle_s: float, step_seconds: float) -> bool:

@@ -41,6 +41,7 @@ from p2pnode.training.exchange.terms import ZERO_TERM, FenceFile, Term
 from p2pnode.training.manifest import Manifest
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.delta_range import is_delta_in_range
+from p2pnode.training.shards.outer_rule import is_plain
 from p2pnode.training.swarm import Swarm
 from p2pnode.training.values.client import SwarmValues
 
@@ -327,10 +328,13 @@ class Exchange:
         control.pushed(clock.monotonic() - began, is_complete=not report.outstanding)
         return report
 
-    async def pull(self, step: int) -> PullReport:
-        """Bring the replica up to date. Under bsp the barrier of `step` has passed; otherwise it may pass meanwhile."""
+    async def pull(self, step: int, sent: Vector | None = None) -> PullReport:
+        """Bring the replica up to date. Under bsp the barrier of `step` has passed; otherwise it may pass meanwhile.
+        `sent` is this node's last delta, `float32[total]`, as the owners have it."""
         deadline_s = DETECTION_BOUND_S if self.synchronous else RELAXED_PULL_S
-        return await self.pull_client.pull(step, deadline_s=deadline_s)
+        return await self.pull_client.pull(
+            step, deadline_s=deadline_s, sent=sent if is_plain(self.codec.codec) else None
+        )
 
     def _step_shape(self) -> StepShape:
         """What a step of this node exchanges at present."""

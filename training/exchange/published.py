@@ -40,6 +40,7 @@ from p2pnode.training.exchange.run_state import Counters
 from p2pnode.training.exchange.store.replica import NO_POSITION, Position, Replica
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.terms import ZERO_TERM, Term
+from p2pnode.training.shards.agreement import Agreement
 from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH, has_length
 
 DIGEST_BYTES = 8
@@ -196,6 +197,7 @@ class Follower:
     replica: Replica
     counters: Counters
     turns: LoopTurns
+    agreement: Agreement
     environment: Environment
 
     def __post_init__(self) -> None:
@@ -297,6 +299,7 @@ class Follower:
                 # Promise 7 (docs/faults.md): the trainer never sees such values.
                 if not has_length(value[part], MAX_STATE_LENGTH):
                     return False
+                self.agreement.note(self.replica.bounds[shard][0] + first, values[part], value[part])
                 values[part] = value[part]
             self.replica.set_version(shard, *version, position)
         return True

@@ -83,15 +83,13 @@ def test_a_node_was_away_when_others_have_stopped_waiting_for_it(
 @pytest.mark.parametrize(
     ("weight", "codec", "synchronous", "pushed"),
     [
-        (0.25, "sparse", False, 0.35),
+        (0.25, "sparse", False, 0.5),
         (0.8, "sparse", False, 1.0),  # never more than the delta itself
         (1.2, "sparse", False, 1.2),
         (0.25, "sparse", True, 0.25),
         (0.25, "int4", False, 0.25),  # its rate is that of the outer rule
     ],
 )
-def test_a_sparse_delta_weighs_more_for_it_arrives_later(
-    weight: float, codec: CodecName, synchronous: bool, pushed: float
-) -> None:
-    """1.4 times its share, up to 1; not under bsp, and no other codec."""
-    assert pushed_weight(weight, codec, synchronous=synchronous) == pytest.approx(pushed)
+def test_a_sparse_delta_weighs_by_its_rate(weight: float, codec: CodecName, synchronous: bool, pushed: float) -> None:
+    """The rate times its share, up to 1; not under bsp, and no other codec."""
+    assert pushed_weight(weight, codec, 2.0, synchronous=synchronous) == pytest.approx(pushed)

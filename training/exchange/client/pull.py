@@ -24,6 +24,7 @@ from p2pnode.overlay.transport import TransportError
 from p2pnode.training.cooperative import light
 from p2pnode.training.encoding import codecs
 from p2pnode.training.encoding.codec_choice import CodecChoice
+from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.frames import BadFrame, FrameReader, Part, ReusedMemory, read_encoded
 from p2pnode.training.encoding.pull_codecs import follows_changes, whole_codec
 from p2pnode.training.encoding.table import CODECS
@@ -40,6 +41,7 @@ from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.terms import MAX_BELIEVED, ZERO_TERM
 from p2pnode.training.exchange.timeouts import Obstacles, StepWait
 from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.shards.agreement import Agreement
 from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH
 from p2pnode.training.swarm import Swarm
 
@@ -100,7 +102,11 @@ class PullClient:
         self._log = self.environment.log
         #: Why shards do not arrive.
         self.obstacles = Obstacles()
-        self._follower = Follower(self.store, self.replica, self.run.counters, self.rpc.turns, self.environment)
+        #: How much this node's deltas agree with the others'.
+        self.agreement = Agreement()
+        self._follower = Follower(
+            self.store, self.replica, self.run.counters, self.rpc.turns, self.agreement, self.environment
+        )
         #: All shards, those first that were updated longest ago.
         self._order = dict.fromkeys(range(len(self.store)))
         self._download: Job | None = None
@@ -116,7 +122,9 @@ class PullClient:
         values = bounds[-1][1] if bounds else 0
         return VALUE_BYTES * (values - missing), VALUE_BYTES * values, self._clock.monotonic() - self._download.began
 
-    async def pull(self, step: int, *, deadline_s: float | None, is_final: bool = False) -> PullReport:
+    async def pull(
+        self, step: int, *, deadline_s: float | None, is_final: bool = False, sent: Vector | None = None
+    ) -> PullReport:
         """Fetch every shard that changed. Owners show what is visible at `step`: under bsp, whose barrier has passed
         then, the deltas of that step.
 
@@ -124,8 +132,11 @@ class PullClient:
 
         `deadline_s` bounds silence: the pull ends when nothing of any missing shard has moved for so long, and never
         while one moves. With None it waits until all are there: a joiner cannot train on half a vector.
+
+        `sent`: this node's last delta, `float32[total]`, if what changes is to be compared with it (`agreement`).
         """
         self.run.pass_barrier(step)
+        self.agreement.begin_step(sent)
         # Promise 3 (docs/faults.md): nobody waits for owners that are out of reach.
         if deadline_s is not None and not (is_final or self.store.synchronous) and self.directory.is_apart():
             return PullReport(0, [], list(range(len(self.store))))

@@ -34,8 +34,6 @@ from p2pnode.training.shards.state import ShardState
 WEIGHT_FACTOR = 2.0
 #: How far a weight by samples may be from the plain share: a quarter to four times the mean.
 SAMPLE_FACTOR = 4.0
-#: At least `SPARSE_LR`, which the origin multiplies the weight of a sparse delta by.
-SPARSE_FACTOR = 4.0
 #: Pending deltas of one node under bulk-synchronous rules; a node that follows the barrier has two at most.
 MAX_PENDING_PER_NODE = 16
 #: A node is warned of after so many steps with an unusually long delta, each delta that was not taken off.
@@ -141,13 +139,13 @@ class DeltaValidator:
 
     def clamp_weight(self, weight: float, workers: float = 0.0, *, repair: bool = False, plain: bool = False) -> float:
         """The weight that the owner adds a delta with, before clipping: corrected to this owner's count, where its
-        origin counts fewer `workers`. Plain deltas may weigh `SPARSE_FACTOR` times as much as others, but none more
-        than 1."""
+        origin counts fewer `workers`. Plain deltas may weigh √workers times as much as others (`Agreement.rate`), but
+        none more than 1."""
         low, high = self._weights()
         if self.settings.weight != "sum":
             weight = self.view.corrected(weight, workers)
         if plain:
-            high = max(high, min(1.0, SPARSE_FACTOR * high))
+            high = max(high, min(1.0, math.sqrt(max(1.0, self.view.worker_count())) * high))
         # A repair was weighed by the estimate of its side of the split, which this owner's may differ from. It has no
         # lower bound: the side may have had many more workers.
         return min(weight, WEIGHT_FACTOR * high) if repair else min(max(weight, low), high)

@@ -6,6 +6,7 @@ Values out of range are found at little cost, and nothing of them is served.
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from p2pnode.training.exchange.owner.validation import (
     INSPECTION_INTERVAL_S,
     MAX_PENDING_PER_NODE,
     SAMPLE_FACTOR,
-    SPARSE_FACTOR,
     UNUSUAL_STEPS,
     WEIGHT_FACTOR,
     DeltaValidator,
@@ -83,11 +83,12 @@ async def test_a_weight_is_clamped_around_the_plain_share() -> None:
     assert validator.clamp_weight(0.001) == share / WEIGHT_FACTOR
     assert validator.clamp_weight(share) == share
     assert validator.clamp_weight(0.001, repair=True) == 0.001
-    assert validator.clamp_weight(share * SPARSE_FACTOR, plain=True) == share * SPARSE_FACTOR
-    assert validator.clamp_weight(1.0, plain=True) == min(1.0, share * WEIGHT_FACTOR * SPARSE_FACTOR)
+    rate = math.sqrt(8)
+    assert validator.clamp_weight(share * rate, plain=True) == share * rate
+    assert validator.clamp_weight(1.0, plain=True) == pytest.approx(share * WEIGHT_FACTOR * rate)
     hidden = 1 / 2
     assert validator.clamp_weight(hidden, 2.0) == share
-    assert validator.clamp_weight(hidden * SPARSE_FACTOR, 2.0, plain=True) == share * SPARSE_FACTOR
+    assert validator.clamp_weight(hidden * rate, 2.0, plain=True) == share * rate
     assert validator.clamp_weight(share / 2, 16.0) == share / 2
     few, _ = validator_of(owner_of("a"), workers=3.0, settings=population)
     assert few.clamp_weight(2.0, plain=True) == 1.0
