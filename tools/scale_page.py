@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from p2pnode.lifecycle.memory_budget import budget
-from p2pnode.training.encoding.codec_choice import PART_IN_WHOLE, PART_SPARSE, CodecChoice, LineFacts
+from p2pnode.training.encoding.codec_choice import PART_BESIDE, CodecChoice, LineFacts
 from p2pnode.training.encoding.step_bytes import StepBytes, StepShape, step_bytes
 from p2pnode.training.encoding.table import CodecName
 from p2pnode.training.settings import ExchangeSettings
@@ -121,7 +121,7 @@ def table() -> str:
     """The table of all cases, as Markdown."""
     rows = [
         f"| parameters, step | Mbit/s | nodes | codec | pushed | forwarded | served = pulled | busiest owner sends | "
-        f"exchange (allowed: {PART_IN_WHOLE:g} of the step, {PART_SPARSE:g} where sparse) | steps per delta | daemon | "
+        f"exchange (allowed: {PART_BESIDE:g} of the step) | steps per delta | daemon | "
         "over the limit |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]

@@ -215,7 +215,8 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         CodecSetting,
         Meta(
             description=f"Encoding of pushed deltas: {_BYTES} bytes per value; the next delta includes what the "
-            "encoding left out. auto: the most exact encoding that the measured bandwidth allows."
+            "encoding left out. auto: the largest values, as many as the measured bandwidth allows; whole values under "
+            "bsp, and where a step has few bytes."
         ),
     ] = "auto"
     pull_codec: Annotated[

@@ -227,5 +227,4 @@ class StepExchange:
             nodes = sharers(nodes, 1 + len(working), len(ended))
         weight = delta_weight(kind, nodes, samples, [peer.samples for peer in (*working, *ended)])
         exchange = self._exchange
-        rate = exchange.pull_client.agreement.rate(exchange.view.worker_count())
-        return pushed_weight(weight, exchange.codec.codec, rate, synchronous=exchange.synchronous)
+        return pushed_weight(weight, exchange.codec.codec, exchange.rate, synchronous=exchange.synchronous)

@@ -417,6 +417,34 @@ async def test_a_final_pull_brings_the_value_itself(world: World) -> None:
             assert exchange_of(member).replica.slice_of(shard).tobytes() == x.tobytes()
 
 
+@pytest.mark.parametrize(("are_equal", "low", "high"), [(True, 1.0, 1.15), (False, 1.7, 2.0)])
+def test_a_nodes_rate_follows_how_much_its_deltas_agree_with_the_others(
+    *, are_equal: bool, low: float, high: float
+) -> None:
+    """Four nodes that push equal deltas add their mean at a rate near 1; with nothing in common, near √4."""
+    rates: list[float] = []
+
+    async def scenario(world: World) -> None:
+        members = world.running()
+        for step in range(1, 9):
+            sent = [delta(world, 100 * step + (0 if are_equal else number)) for number in range(len(members))]
+            await asyncio.gather(
+                *(
+                    exchange_of(member).push(step, step - 1, 0.25, own)
+                    for member, own in zip(members, sent, strict=True)
+                )
+            )
+            await asyncio.sleep(STEP_S)
+            for member, own in zip(members, sent, strict=True):
+                await exchange_of(member).pull(step, own)
+                exchange_of(member).advance(step)
+        rates.extend(exchange_of(member).pull_client.agreement.rate(4.0) for member in members)
+
+    simulate(scenario, nodes=4, codec="sparse512")
+    print(rates)
+    assert all(low <= rate <= high for rate in rates)
+
+
 @played_by(simulate)
 async def test_a_publication_that_nobody_asks_for_is_dropped(world: World) -> None:
     """After two minutes; who comes later begins a new one."""

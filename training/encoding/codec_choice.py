@@ -1,11 +1,11 @@
 """Chooses the codec of pushes for `exchange.codec = "auto"`: the least lossy one that the line carries in its time.
 
-The exchange of a step runs beside the next step's training, and may take a part of it: `PART_IN_WHOLE`, or
-`PART_SPARSE` with a codec that sends the largest values, because what that leaves out costs more learning than some age
-of what arrives. Under bsp training waits for it, and it may take `PART_ALONE`. Once the line is measured
-(`overlay.line_rate`), the bytes of a step in closed form (`training.encoding.step_bytes`) over its rate decide. A less
-lossy codec must fit into four fifths of that time, and every change must be decided twice in a row, so a rate near an
-edge changes nothing.
+The exchange of a step runs beside the next step's training, and may take `PART_BESIDE` of it. There only codecs that
+send the largest values are chosen, on any line: with more values the swarm learns slower, because these wait for the
+others' agreement (docs/decisions.md). A step of few bytes is sent whole. Under bsp training waits for the exchange,
+which may take `PART_ALONE`, and any codec is chosen. Once the line is measured (`overlay.line_rate`), the bytes of a
+step in closed form (`training.encoding.step_bytes`) over its rate decide. A less lossy codec must fit into four fifths
+of that time, and every change must be decided twice in a row, so a rate near an edge changes nothing.
 
 A line is measured only when it was busy for some time. Before that the first push has 64 KiB, or the fewest values:
 what it leaves out follows in the next one, and a longer push would fill a slow line until all nodes have noticed. While
@@ -28,11 +28,11 @@ from statistics import median_high
 from p2pnode.overlay.environment import Log
 from p2pnode.overlay.line_rate import MeasuredLine
 from p2pnode.training.encoding.step_bytes import StepShape, step_bytes
-from p2pnode.training.encoding.table import CHANGES, CHOICES, CODECS, LEAST_LOSSY, CodecName
+from p2pnode.training.encoding.table import CHANGES, CHOICES, CODECS, LEAST_LOSSY, SPARSE_CHOICES, CodecName
 from p2pnode.training.settings import ExchangeSettings
 
 #: The part of a step's training that its exchange may take, beside it and, under bsp, after it (docs/decisions.md).
-PART_IN_WHOLE, PART_SPARSE, PART_ALONE = 0.4, 0.8, 0.1
+PART_BESIDE, PART_ALONE = 0.8, 0.1
 #: A less lossy codec than the present one must fit into this part of the time allowed.
 CLIMB = 0.8
 #: Decisions in a row before the codec changes.
@@ -67,11 +67,15 @@ class LineFacts:
         up = self.upload_bytes_per_s
         return None if up is None else (up, max(self.download_bytes_per_s or 0.0, up))
 
-    def allowed_s(self, codec: CodecName) -> float:
-        """Seconds that the exchange of a step may take in a codec."""
-        if not self.is_beside:
-            return self.step_s * PART_ALONE
-        return self.step_s * (PART_SPARSE if CODECS[codec].is_partial else PART_IN_WHOLE)
+    @property
+    def allowed_s(self) -> float:
+        """Seconds that the exchange of a step may take."""
+        return self.step_s * (PART_BESIDE if self.is_beside else PART_ALONE)
+
+    @property
+    def choices(self) -> tuple[CodecName, ...]:
+        """What is chosen among where a step has more than a few bytes, most exact first."""
+        return SPARSE_CHOICES if self.is_beside else CHOICES
 
 
 class CodecChoice:
@@ -126,7 +130,7 @@ class CodecChoice:
             return self._by_rate(facts)
         # To the owners, or forwarded to the backups of this node's own shards: all of a delta goes over the line once.
         values = facts.shape.parameters if facts.shape.nodes > 1.0 else 0
-        fitting = (one for one in CHOICES if CODECS[one].bytes_per_value * values <= SMALL_BYTES)
+        fitting = (one for one in (LEAST_LOSSY, *facts.choices) if CODECS[one].bytes_per_value * values <= SMALL_BYTES)
         return next(fitting, CHOICES[-1]), "the line is not measured yet"
 
     def _by_rate(self, facts: LineFacts) -> tuple[CodecName, str]:
@@ -135,12 +139,12 @@ class CodecChoice:
             return self.codec, self.reason
         if self.needed_bytes(facts, LEAST_LOSSY) <= SMALL_BYTES:
             return LEAST_LOSSY, _SMALL
-        for codec in CHOICES:
+        for codec in facts.choices:
             up, down = self._bytes(facts.shape, codec)
-            limit_s = facts.allowed_s(codec) * (CLIMB if _is_lossier(self.codec, codec) else 1.0)
+            limit_s = facts.allowed_s * (CLIMB if _is_lossier(self.codec, codec) else 1.0)
             if max(up / rates[0], down / rates[1]) <= limit_s:
-                return codec, _by_bytes(facts, codec, rates[0], up)
-        return CHOICES[-1], _by_bytes(facts, CHOICES[-1], rates[0], self.needed_bytes(facts, CHOICES[-1]))
+                return codec, _by_bytes(facts, rates[0], up)
+        return CHOICES[-1], _by_bytes(facts, rates[0], self.needed_bytes(facts, CHOICES[-1]))
 
     def _as_it_went(self, facts: LineFacts, found: CodecName, reason: str) -> tuple[CodecName, str]:
         """What was measured may be more than there is for the exchange: a push that takes more than its time makes the
@@ -149,8 +153,7 @@ class CodecChoice:
         """
         if facts.push_s is None or not facts.step_s:
             return found, reason
-        place = CHOICES.index(self.codec)
-        allowed_s = facts.allowed_s(self.codec)
+        place, allowed_s = CHOICES.index(self.codec), facts.allowed_s
         took = f"a push took {facts.push_s:.3g} s of {allowed_s:.3g}"
         if facts.push_s > allowed_s:  # the line carries more than this exchange: copies of shards, other programs
             lossier = CHOICES[min(place + 1, len(CHOICES) - 1)]
@@ -166,21 +169,23 @@ class CodecChoice:
             return LEAST_LOSSY, _SMALL
         if facts.push_s is None or not facts.step_s:
             return self.codec, self.reason
-        place = CHOICES.index(self.codec)
-        allowed_s = facts.allowed_s(self.codec)
+        place, allowed_s = CHOICES.index(self.codec), facts.allowed_s
         took = f"a push took {facts.push_s:.3g} s of {allowed_s:.3g}"
         if facts.push_s > allowed_s:
             return CHOICES[min(place + 1, len(CHOICES) - 1)], took
-        if facts.push_s <= allowed_s / 2 and not self._pause_steps:
+        had_few_bytes = self.codec not in facts.choices
+        if had_few_bytes or (facts.push_s <= allowed_s / 2 and not self._pause_steps):
             return self._fitting(facts, facts.push_s), took
         return self.codec, self.reason
 
     def _fitting(self, facts: LineFacts, push_s: float) -> CodecName:
         """The least lossy codec in which the last push, which took so long in the present one, would fit."""
-        for one in CHOICES[: CHOICES.index(self.codec)]:
+        for one in facts.choices:
+            if one == self.codec:
+                break
             # Of a sparse push a part is latency, which does not grow.
             part = 1.0 if CODECS[one].is_partial else CLIMB
-            if push_s * _growth(facts.shape, self.codec, one) <= part * facts.allowed_s(one):
+            if push_s * _growth(facts.shape, self.codec, one) <= part * facts.allowed_s:
                 return one
         return self.codec
 
@@ -196,8 +201,8 @@ def _growth(shape: StepShape, codec: CodecName, other: CodecName) -> float:
     return max(deltas, then.up / max(1.0, now.up))
 
 
-def _by_bytes(facts: LineFacts, codec: CodecName, rate: float, needed_bytes: float) -> str:
-    allowed_s = facts.allowed_s(codec)
+def _by_bytes(facts: LineFacts, rate: float, needed_bytes: float) -> str:
+    allowed_s = facts.allowed_s
     carried, needed = f"{rate * allowed_s / 1e6:.3g} MB in {allowed_s:.3g} s", f"{needed_bytes / 1e6:.3g} MB"
     return f"the line carries {carried}, {needed} are needed"
 

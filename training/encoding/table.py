@@ -106,7 +106,8 @@ NAMES: dict[int, CodecName] = {codec.number: name for name, codec in CODECS.item
 
 #: What "auto" chooses among, most exact first.
 CHOICES: tuple[CodecName, ...] = tuple(name for name, codec in CODECS.items() if codec.is_automatic)
-#: What "auto" settles on where the line is fast.
+SPARSE_CHOICES: tuple[CodecName, ...] = tuple(name for name in CHOICES if CODECS[name].is_partial)
+#: What "auto" settles on where the line is fast and training waits for it, or a step has few bytes.
 LEAST_LOSSY = CHOICES[0]
 #: In this an owner that pulls whole values sends changes to those who ask for them.
 CHANGES: CodecName = "int4"

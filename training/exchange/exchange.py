@@ -336,6 +336,11 @@ class Exchange:
             step, deadline_s=deadline_s, sent=sent if is_plain(self.codec.codec) else None
         )
 
+    @property
+    def rate(self) -> float:
+        """The rate of this node's next delta, if it is sparse."""
+        return self.pull_client.agreement.rate(self.view.worker_count())
+
     def _step_shape(self) -> StepShape:
         """What a step of this node exchanges at present."""
         store, parameters = self.store, self.store.bounds[-1][1]

@@ -12,6 +12,7 @@ import numpy as np
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Activity
 from p2pnode.training.barriers.predicates import make_barrier
+from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.exchange.client.pull import PullReport
 from p2pnode.training.exchange.delta import PushReport
 from p2pnode.training.exchange.terms import ZERO_TERM
@@ -55,6 +56,7 @@ class RecordingExchange:
         self.replica = SimpleNamespace(version_of=lambda _shard: (ZERO_TERM, self.pulled_version))
         self.outbox = SimpleNamespace(shards=set(), take_late=dict)
         self.stale_limit, self.synchronous, self.codec = 10, False, SimpleNamespace(codec="bfloat16")
+        self.rate = 1.0
         self.view = SimpleNamespace(
             median_step=lambda: self.median,
             median_step_of_those_heard=lambda since: self.median if since <= self.asked_at else 0,
@@ -92,7 +94,7 @@ class RecordingExchange:
         self.vector += delta
         return not self.not_finite
 
-    async def pull(self, step: int) -> PullReport:
+    async def pull(self, step: int, sent: Vector | None = None) -> PullReport:
         trainer = self.trainer
         assert trainer is not None
         await asyncio.sleep(self.pull_s)

@@ -167,7 +167,7 @@ async def test_a_fault_in_an_exchange_ends_the_run(synchronous: bool) -> None:
     bench.exchange.synchronous = synchronous
     bench.loop = bench.make_loop()
 
-    async def pull(_step: int) -> Any:
+    async def pull(*_: object) -> Any:
         raise OSError("a fault")
 
     bench.exchange.pull = pull  # type: ignore[method-assign]

@@ -316,12 +316,12 @@ async def test_the_last_steps_of_a_slow_node_weigh_what_those_of_the_others_did(
 
 @run_by(run)
 async def test_a_sparse_delta_has_a_rate_of_its_own() -> None:
-    """The share of four workers times 1.4, and the next step begins with a part of what it lacks."""
+    """The share of four workers times the rate of the exchange."""
     bench = LoopBench(max_steps=2, exchange=ExchangeSettings(codec="sparse"))
-    bench.exchange.codec.codec = "sparse"
+    bench.exchange.codec.codec, bench.exchange.rate = "sparse", 1.5
     await bench.run()
 
-    assert [weight for _, _, weight in bench.exchange.pushes] == pytest.approx([0.35, 0.35])
+    assert [weight for _, _, weight in bench.exchange.pushes] == pytest.approx([0.375, 0.375])
 
 
 @run_by(run)
