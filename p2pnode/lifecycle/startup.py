@@ -289,7 +289,7 @@ class Startup(NodePart):
     async def enter(self, exchange: Exchange, source: Contact | None, *, owns: bool = True) -> None:
         """Take part in the exchange: others ask this node for its manifest, and it gets the vector. `source` and
         `owns` as in `_get_vector`."""
-        exchange.delay_takeover(TAKEOVER_DELAY_S)
+        exchange.rebalancer.delay_takeover(TAKEOVER_DELAY_S)
         await exchange.start()
         answer_joiners(self.overlay, exchange.manifest)
         await self._get_vector(exchange, source, owns=owns)

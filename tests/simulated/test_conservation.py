@@ -79,13 +79,9 @@ def test_a_backup_adds_what_its_owner_has_clipped() -> None:
 
 def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shards here are tiny. With a yield after each one, as large ones have, the same holds after any faults.
-    Decoding, adding, copying, inspecting and sending states all yield to the loop."""
+    Decoding, adding, copying and sending states all yield to the loop."""
     monkeypatch.setattr("p2pnode.training.cooperative.VALUES_PER_TURN", 1)
-    for name in (
-        "published.VALUES_PER_COPY",
-        "owner.validation.VALUES_AT_ONCE",
-        "recovery.rebalancing.RANKED_AT_ONCE",
-    ):
+    for name in ("published.VALUES_PER_COPY", "recovery.rebalancing.RANKED_AT_ONCE"):
         monkeypatch.setattr(f"p2pnode.training.exchange.{name}", 1)
     places: dict[str, None] = {}
     after, take = LoopYielder.after, LoopTurns.take
@@ -112,7 +108,6 @@ def test_turns_of_the_loop_between_shards_lose_nothing(monkeypatch: pytest.Monke
         "_received",
         "_take",
         "found",
-        "inspect",
         "replicate_and_add",
         "write",
     ]

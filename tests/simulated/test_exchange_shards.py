@@ -317,7 +317,7 @@ async def test_a_backup_takes_over_at_once_and_tells_the_others(world: World) ->
         await until(world, lambda: owner_is(world, copy), within_s=BOUND_S, what="the backup owns the shard")
         assert owned(world).term > term
         await asyncio.sleep(1.0)
-    known = exchange_of(other).store.ownership.owner_info(0)
+    known = exchange_of(other).store.redirect(0)
     assert known is not None
     assert known.owner == copy.contact.node_id
     (record,) = events(world, "shards_taken_over")
@@ -396,7 +396,7 @@ async def test_some_nodes_take_no_shard_over_from_a_replica(world: World, *, why
     if why == "leaves":
         leaving = asyncio.ensure_future(exchange_of(asked).leave(60.0))
     else:
-        exchange_of(asked).delay_takeover(600.0)
+        exchange_of(asked).rebalancer.delay_takeover(600.0)
     for member in world.running()[:2]:
         world.kill(member.name)
     seen = requests_seen(world)

@@ -354,7 +354,7 @@ async def test_values_survive_a_restart_of_all_nodes(few: Few) -> None:
     for member in members:
         assert member.exchange is not None
         states = shard_states.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0)
-        member.exchange.delay_takeover(30.0)
+        member.exchange.rebalancer.delay_takeover(30.0)
         member.exchange.offer(0, [], states)
     first, *others = [member.exchange for member in members if member.exchange is not None]
     await first.resume(2, 5.0)
@@ -454,7 +454,7 @@ async def test_a_store_without_an_owner_says_which_keys(few: Few) -> None:
     few.world.part({"a": 0, "b": 1, "c": 0})
     for member in few.world.running():
         if member.name == "b" and member.exchange is not None:
-            member.exchange.delay_takeover(3600.0)
+            member.exchange.rebalancer.delay_takeover(3600.0)
     loop = asyncio.get_running_loop()
     began = loop.time()
     with pytest.raises(StoreUnavailable, match=repr(key)):

@@ -212,7 +212,7 @@ async def test_a_swarm_that_is_killed_goes_on_from_the_newest_copies_on_its_disk
     members = [await few.world.start(name) for name in names]
     for member in members:
         assert member.exchange is not None
-        member.exchange.delay_takeover(30.0)
+        member.exchange.rebalancer.delay_takeover(30.0)
         states = shard_states.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0)
         member.exchange.offer(0, [], states)
     first, *others = [member.exchange for member in members if member.exchange is not None]

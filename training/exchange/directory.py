@@ -137,9 +137,7 @@ class OwnerDirectory:
 
     def _claimed(self, shard: int) -> KnownOwner | None:
         """The known owner, unless it has denied that it owns the shard."""
-        known = self.store.ownership.known_owners.get(shard)
-        if known is None or (known.owner.node_id == self.swarm.node_id and shard not in self.store.owned):
-            return None
+        known = self.store.believed_owner(shard)
         return None if self._denials and self._is_denied(shard, known) else known
 
     def _is_denied(self, shard: int, known: KnownOwner | None) -> bool:
@@ -263,8 +261,7 @@ class OwnerDirectory:
         if contact.node_id == self.swarm.node_id:
             return
         store, ownership = self.store, self.store.ownership
-        known = [info for shard in shards if (info := store.redirect(shard)) is not None]
-        question = LocateOwners(shards, known, ownership.stale_fences(shards))
+        question = LocateOwners(shards, store.redirects(shards), ownership.stale_fences(shards))
         answer = await self.rpc.try_ask(contact, "where_is", question, LocateOwnersAnswer)
         if answer is None:
             return

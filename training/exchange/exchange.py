@@ -232,10 +232,6 @@ class Exchange:
         self.replica.restore_versions(versions)
         self.store.offer_stored(states)
 
-    def delay_takeover(self, seconds: float) -> None:
-        """Start no take-over for this long, or until `resume` or `join` has finished."""
-        self.rebalancer.delay_takeover(seconds)
-
     async def found(self) -> int:
         """Own every shard that has no known owner, with the present replica as its initial value; returns how many."""
         now = self.environment.clock.monotonic()

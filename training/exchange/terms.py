@@ -185,11 +185,6 @@ class Ownership:
             if known.owner.node_id == node_id:
                 del self.known_owners[shard]
 
-    def owner_info(self, shard: int) -> OwnerInfo | None:
-        """The known owner of a shard in the form for the wire."""
-        known = self.known_owners.get(shard)
-        return None if known is None else OwnerInfo.of(shard, known.term, known.owner)
-
 
 FENCES_FILE = "fences.msgpack"
 _Rows = Annotated[dict[ShardIndex, Term], Meta(max_length=MAX_SHARDS)]

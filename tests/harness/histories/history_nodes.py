@@ -72,7 +72,7 @@ class HistoryNodes:
         # Not during a split: there an old state may take a shard back from a new era before the other side's newer one
         # is heard (docs/faults.md, what is not promised).
         if saved is not None:
-            exchange.delay_takeover(TAKEOVER_DELAY_S)
+            exchange.rebalancer.delay_takeover(TAKEOVER_DELAY_S)
             exchange.replica.vector[:] = saved.replica
             exchange.offer(saved.step, saved.versions, self._read(saved))
         member.worker = asyncio.create_task(

@@ -206,15 +206,13 @@ class ReadHandler:
         self.store.note_owners(message.known)
         self.rebalance.challenge(message.fences)
         shards = message.shards or range(len(self.store))
-        known = [info for shard in shards if (info := self.store.redirect(shard)) is not None]
-        return LocateOwnersAnswer(known)
+        return LocateOwnersAnswer(self.store.redirects(shards))
 
     async def _on_query_replicas(self, _sender: Contact, message: ShardList) -> ReplicasAnswer:
         shards = [shard for shard in message.shards if shard < len(self.store)]
         pulled, step = self.replica.pulled_version, self.run.step
         statuses = [copy_status(self.store, shard, pulled(shard), step) for shard in shards]
-        known = [info for shard in shards if (info := self.store.redirect(shard)) is not None]
-        return ReplicasAnswer(statuses, known)
+        return ReplicasAnswer(statuses, self.store.redirects(shards))
 
     async def _on_fetch(self, _sender: Contact, message: Fetch, _stream: AsyncIterator[Buffer]) -> Response:
         shards = [shard for shard in message.shards if shard < len(self.store)]

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from p2pnode.overlay.environment import Environment
-from p2pnode.training.cooperative import LoopYielder, off_loop
+from p2pnode.training.cooperative import off_loop
 from p2pnode.training.exchange.delta import IncomingDelta
 from p2pnode.training.exchange.messages import Push, PushResult, RefusalReason
 from p2pnode.training.exchange.run_state import Counters, RebalanceRequests, SwarmView
@@ -160,8 +160,6 @@ class DeltaValidator:
 
 
 INSPECTION_INTERVAL_S = 1.0
-#: A thread looks at so many values, or one shard: the way to it and back costs as much as this pass.
-VALUES_AT_ONCE = 1 << 20
 
 
 @dataclass(eq=False)
@@ -175,23 +173,15 @@ class ShardInspector:
 
     async def inspect(self, shards: Iterable[int]) -> None:
         """Look at those of the shards owned here that were not looked at within `INSPECTION_INTERVAL_S`."""
-        turn, left = LoopYielder(), list(shards)
-        while left:
-            some: dict[int, ShardState] = {}
-            size, now_s = 0, self.environment.clock.monotonic()
-            while left and size < VALUES_AT_ONCE:
-                owned = self.store.owned.get(shard := left.pop(0))
-                if (
-                    owned is not None
-                    and owned.state.value.size
-                    and now_s - owned.state.looked_s >= INSPECTION_INTERVAL_S
-                ):
-                    owned.state.looked_s, some[shard] = now_s, owned.state
-                    size += owned.state.value.size
-            for shard in await off_loop(self.environment.executor, size, _broken, some):
-                if (owned := self.store.owned.get(shard)) is not None and owned.state is some[shard]:
-                    self.resign(shard)
-            await turn.after(size)
+        now_s, due = self.environment.clock.monotonic(), dict[int, ShardState]()
+        for shard in shards:
+            owned = self.store.owned.get(shard)
+            if owned is not None and now_s - owned.state.looked_s >= INSPECTION_INTERVAL_S:
+                owned.state.looked_s, due[shard] = now_s, owned.state
+        size = sum(state.value.size for state in due.values())
+        for shard in await off_loop(self.environment.executor, size, _broken, due):
+            if (owned := self.store.owned.get(shard)) is not None and owned.state is due[shard]:
+                self.resign(shard)
 
     def resign(self, shard: int) -> None:
         """Own a shard no more, whose values are broken."""

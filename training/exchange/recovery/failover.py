@@ -94,8 +94,7 @@ class Failover:
                 if known is not None and not self.view.is_gone(known.owner.node_id):
                     self.swarm.suspect(known.owner.node_id, f"{sender.node_id.hex()[:8]} cannot reach it")
         self.rebalance.wake()
-        others = [info for shard in message.shards if (info := self.store.redirect(shard)) is not None]
-        return TransferResult(taken, others)
+        return TransferResult(taken, self.store.redirects(message.shards))
 
     # -- take-over ----------------------------------------------------------------------------------------------
 

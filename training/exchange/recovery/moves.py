@@ -293,7 +293,7 @@ class ShardMoves:
 
     def _answer(self, shards: Iterable[int], taken: list[int]) -> TransferResult:
         left = dict.fromkeys(shards).keys() - taken
-        return TransferResult(taken, [known for shard in sorted(left) if (known := self.store.redirect(shard))])
+        return TransferResult(taken, self.store.redirects(sorted(left)))
 
     # -- silent owners ------------------------------------------------------------------------------------------
 

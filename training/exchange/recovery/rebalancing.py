@@ -146,7 +146,8 @@ class Rebalancer:
             await self._jobs.stop()
 
     def delay_takeover(self, seconds: float) -> None:
-        """Start no take-over for this long: a node that has just started does not know the other nodes yet."""
+        """Start no take-over for this long, or until the start has finished: a node that has just begun does not know
+        the other nodes yet."""
         self._takeover_allowed_at = self._clock.monotonic() + seconds
 
     def allow_takeover(self) -> None:

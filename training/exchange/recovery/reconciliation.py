@@ -306,7 +306,7 @@ class SplitReconciler:
         """What this node has of a shard that it owns; otherwise who owns it, or that it cannot tell now."""
         owned = self.store.owned.get(shard)
         if owned is None:
-            return OwnedHistory(shard, "not_owner", owner_info=self.store.ownership.owner_info(shard))
+            return OwnedHistory(shard, "not_owner", owner_info=self.store.redirect(shard))
         # Promise 1: what its backup may lack counts for nothing yet.
         if owned.moving or lacks_backup(self.view, owned):
             return OwnedHistory(shard, "retry")

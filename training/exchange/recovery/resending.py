@@ -65,9 +65,9 @@ class Resending:
         # There are a few hundred pairs of a shard and a former owner, and many thousand deltas: the pairs come first.
         present: dict[tuple[int, bytes], Contact] = {}
         for shard, former in self.sent.owners():
-            owner = self._present_owner(shard)
-            if owner is not None and owner.node_id != former and not self.view.is_gone(owner.node_id):
-                present[shard, former] = owner
+            known = self.store.believed_owner(shard)
+            if known is not None and known.owner.node_id != former and not self.view.is_gone(known.owner.node_id):
+                present[shard, former] = known.owner
         if not present:
             return moved
         for key, delta in self.sent.acknowledged.items():
@@ -77,15 +77,6 @@ class Resending:
                 if len(keys) < MAX_ASKED:
                     keys.append(key)
         return moved
-
-    def _present_owner(self, shard: int) -> Contact | None:
-        """The owner of a shard as far as this node knows; None if none is known, or this node by mistake."""
-        if shard in self.store.owned:
-            return self.rpc.me
-        known = self.store.ownership.known_owners.get(shard)
-        if known is None or known.owner.node_id == self.store.node_id:
-            return None
-        return known.owner
 
     async def send(self, moved: Moved) -> None:
         """Ask the present owners which of these deltas they lack, and send them those."""

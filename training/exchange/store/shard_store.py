@@ -24,7 +24,7 @@ from p2pnode.overlay.peers import Contact
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.exchange.messages import ForwardStatus
 from p2pnode.training.exchange.store.records import Backed, BufferedDelta, Owned, RepairLog, StoredState, SupersededCopy
-from p2pnode.training.exchange.terms import GENERATION, ZERO_TERM, OwnerInfo, Ownership, Term, generation_of
+from p2pnode.training.exchange.terms import GENERATION, ZERO_TERM, KnownOwner, OwnerInfo, Ownership, Term, generation_of
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.outer_rule import Rule
 from p2pnode.training.shards.state import ShardState
@@ -142,13 +142,20 @@ class ShardStore:
         if shard not in self.owned and known is not None and known.term == term:
             self.ownership.assign(shard, term, owner)
 
-    def redirect(self, shard: int) -> OwnerInfo | None:
-        """The owner to redirect a sender to. None if the owner is unknown, or if this node is the known owner without
-        owning the shard."""
+    def believed_owner(self, shard: int) -> KnownOwner | None:
+        """The known owner of a shard, unless that is this node and it does not own the shard."""
         known = self.ownership.known_owners.get(shard)
-        if known is None or (known.owner.node_id == self.node_id and shard not in self.owned):
-            return None
-        return self.ownership.owner_info(shard)
+        is_wrong = known is not None and known.owner.node_id == self.node_id and shard not in self.owned
+        return None if is_wrong else known
+
+    def redirect(self, shard: int) -> OwnerInfo | None:
+        """The believed owner, to redirect a sender to."""
+        known = self.believed_owner(shard)
+        return None if known is None else OwnerInfo.of(shard, known.term, known.owner)
+
+    def redirects(self, shards: Iterable[int]) -> list[OwnerInfo]:
+        """The believed owners of those of the shards that have one."""
+        return [info for shard in shards if (info := self.redirect(shard)) is not None]
 
     def on_restart(self, node_id: bytes, me: Contact) -> None:
         """A node has restarted: it owns nothing and backs up nothing until it is asked again."""
@@ -265,9 +272,7 @@ class ShardStore:
         False if a higher term is known, or promised by another owner, or if this node owns the shard. False too if a
         later `attempt` of the same owner arrived first: its buffered deltas would be lost.
         """
-        if not 0 <= shard < len(self.bounds):
-            return False
-        if not self.ownership.admits(shard, term):
+        if not (0 <= shard < len(self) and self.ownership.admits(shard, term)):
             return False
         former = self.backed.get(shard)
         if former is not None and former.owner.node_id != owner.node_id and term < self.promised_here(shard):

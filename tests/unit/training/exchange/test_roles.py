@@ -321,7 +321,7 @@ def test_a_hand_over_turns_owner_into_backup_with_the_same_state() -> None:
     assert old.accept_forward(0, term(1, "a"), delta(4), 0, IDS["b"]) == ("fenced", handed)
     new.add(0, delta(3))
     assert value_of(old.backed[0].state) == value_of(new.owned[0].state)
-    assert old.ownership.owner_info(0) == new.ownership.owner_info(0)
+    assert old.redirect(0) == new.redirect(0)
     assert (new.owned[0].since, new.owned[0].by_handover, new.backed) == (3.0, True, {})
 
     told = owner_of("a")
@@ -337,7 +337,7 @@ def test_an_acknowledged_delta_is_at_the_copy_that_ranks_highest() -> None:
     owner, backup, learner = owner_of("a", 2), backup_of("b", "a", 2), store_of("c")
     learn(2)(learner)
     learner.take_state(0, owner.promise(0), contact("a"), owner.owned[0].state.copy())
-    told = learner.ownership.owner_info(0)
+    told = learner.redirect(0)
     assert told is not None
     backup.note_owners([told])
     assert forward(2, 1)(backup) == "ok"

@@ -57,7 +57,7 @@ def test_a_claim_below_the_fence_is_refused() -> None:
     ownership.raise_fence(0, term(5, "b"))
 
     assert not ownership.accept(0, term(4, "c"), contact("c"))
-    assert ownership.owner_info(0) is None
+    assert ownership.known_owners == {}
 
 
 def test_a_term_has_one_owner_whose_address_may_change() -> None:
