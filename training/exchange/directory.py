@@ -81,7 +81,6 @@ class OwnerDirectory:
     def __post_init__(self) -> None:
         self._clock = self.environment.clock
         self._random = self.environment.entropy.random
-        self._log = self.environment.log
         #: Shards whose known owner denied it, with that owner and the time.
         self._denials: dict[int, tuple[KnownOwner, float]] = {}
 
@@ -169,7 +168,7 @@ class OwnerDirectory:
         if error.is_not_served:
             for shard in self.store.ownership.known_owners:
                 self.denied(shard, owner)
-        self._log.debug("owner_failed", owner=owner.node_id.hex()[:8], kind=error.kind, reason=error.detail)
+        self.environment.log.debug("owner_failed", owner=owner.node_id.hex()[:8], kind=error.kind, reason=error.detail)
 
     def answered(self, owner: Contact, results: Iterable[ShardAnswer]) -> None:
         """Learn from the answers of a known owner: one that redirects does not own.
@@ -311,7 +310,6 @@ class RouteFinder:
 
     def __post_init__(self) -> None:
         self._score = self.view.score
-        self._random = self.environment.entropy.random
 
     def due(self) -> list[Contact]:
         """The members to look for now. One that is no member any more, and that nothing depends on, is forgotten."""
@@ -375,4 +373,4 @@ class RouteFinder:
         fit = [
             one for one in others if not (self._score.is_unreached(one.node_id) or self.swarm.is_suspect(one.node_id))
         ]
-        return self._random.sample(fit, min(RELAYS_ASKED, len(fit)))
+        return self.environment.entropy.random.sample(fit, min(RELAYS_ASKED, len(fit)))

@@ -29,7 +29,7 @@ from p2pnode.training.exchange.owner.validation import ShardInspector
 from p2pnode.training.exchange.peer_score import PeerScore
 from p2pnode.training.exchange.recovery.failover import Failover
 from p2pnode.training.exchange.recovery.moves import ShardMoves
-from p2pnode.training.exchange.recovery.rebalancing import JobKind, Rebalancer, duty
+from p2pnode.training.exchange.recovery.rebalancing import JobKind, Rebalancer
 from p2pnode.training.exchange.recovery.reconciliation import SplitReconciler
 from p2pnode.training.exchange.recovery.resending import Resending
 from p2pnode.training.exchange.rpc import ExchangeRpc
@@ -160,12 +160,12 @@ class Exchange:
             publisher=publisher,
             moves=self.moves,
             failover=self._failover,
-            duties={
-                JobKind.FIND_ROUTES: duty(routes.due, routes.look),
-                JobKind.CONFIRM_BACKUP: duty(self.moves.due, self.moves.ask),
-                JobKind.RESEND: duty(resending.due, resending.send),
-                JobKind.RECONCILE: duty(self.reconciler.due, lambda _: self.reconciler.reconcile()),
-            },
+            duties=[
+                (JobKind.FIND_ROUTES, routes.due, routes.look),
+                (JobKind.CONFIRM_BACKUP, self.moves.due, self.moves.ask),
+                (JobKind.RESEND, resending.due, resending.send),
+                (JobKind.RECONCILE, self.reconciler.due, lambda _: self.reconciler.reconcile()),
+            ],
             settings=settings,
             environment=environment,
         )

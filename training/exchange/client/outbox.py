@@ -56,7 +56,6 @@ class Outbox:
 
     def __post_init__(self) -> None:
         self._clock = self.environment.clock
-        self._executor = self.environment.executor
         self._log = self.environment.log
         #: Set, and replaced, with each final answer.
         self._answered = asyncio.Event()
@@ -266,7 +265,7 @@ class Outbox:
         """Add the shards that this node owns, a part of the delta at a time."""
         results, part, values = list[PushResult](), list[IncomingDelta](), 0
         for number, item in enumerate(items, 1):
-            part.append(await self.rpc.turns.run(self._executor, item.values, item.item))
+            part.append(await self.rpc.turns.run(self.environment.executor, item.values, item.item))
             values += item.values
             if values >= VALUES_PER_PART or number == len(items):
                 results += await self.deltas.accept(push, part)

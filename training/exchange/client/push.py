@@ -60,7 +60,6 @@ class PushClient:
     environment: Environment
 
     def __post_init__(self) -> None:
-        self._clock = self.environment.clock
         self._executor = self.environment.executor
         self._log = self.environment.log
         #: Since when no owner is in reach (monotonic seconds) and the step that was trained then; None: one is.
@@ -132,7 +131,7 @@ class PushClient:
     def _note_apart(self) -> None:
         """Whether the step that was just trained can be sent to nobody."""
         is_apart = not self.store.synchronous and self.directory.is_apart()
-        now_s, step = self._clock.monotonic(), self.run.step
+        now_s, step = self.environment.clock.monotonic(), self.run.step
         if is_apart and self.apart_since is None:
             self.apart_since = now_s, step
             self._log.warning("owners_out_of_reach", step=step)

@@ -70,9 +70,6 @@ class DeltaHandler:
     stale_limit: int | None
 
     def __post_init__(self) -> None:
-        self._clock = self.environment.clock
-        self._executor = self.environment.executor
-        self._log = self.environment.log
         self._validator = DeltaValidator(self.store, self.view, self.run.counters, self.settings, self.environment)
         self.replicator = DeltaReplicator(
             swarm=self.swarm,
@@ -119,10 +116,10 @@ class DeltaHandler:
             # Received as float32 it is only measured.
             work = light(size) if codec == "float32" else size
             received = IncomingDelta.received
-            yield await self.rpc.turns.run(self._executor, work, received, shard, encoded, codec, size)
+            yield await self.rpc.turns.run(self.environment.executor, work, received, shard, encoded, codec, size)
 
     def _malformed(self, push: Push, shards: Iterable[int], error: BadFrame) -> list[PushResult]:
-        self._log.warning("delta_malformed", source=push.node.hex()[:8], reason=str(error))
+        self.environment.log.warning("delta_malformed", source=push.node.hex()[:8], reason=str(error))
         return [self._validator.refuse(shard, "malformed") for shard in shards]
 
     def _has_targets(self, shard: int) -> bool:
@@ -199,7 +196,7 @@ class DeltaHandler:
             return self._validator.refuse(shard, "out_of_range" if codecs.all_finite(part) else "not_finite")
         weight = self._validator.clamp_weight(push.weight)
         self.store.add_alone(shard, identity, weight, part, plain=is_plain(self.codec.codec))
-        self.store.owned[shard].state.note_addition(self._clock.monotonic())
+        self.store.owned[shard].state.note_addition(self.environment.clock.monotonic())
         self.replicator.note_merged(identity)
         return PushResult(shard, "ok")
 

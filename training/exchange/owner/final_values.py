@@ -71,9 +71,7 @@ class FinalValues:
     environment: Environment
 
     def __post_init__(self) -> None:
-        self._random = self.environment.entropy.random
         self._executor = self.environment.executor
-        self._log = self.environment.log
         self._confirmed: dict[int, tuple[bytes, int, int]] = {}
         self._one_at_a_time = asyncio.Lock()
         #: The integer buffers that all nodes take, as far as this node knows, and the backup that keeps them too.
@@ -135,7 +133,7 @@ class FinalValues:
             if shard in same:
                 self._confirmed[shard] = marks[shard]
             else:
-                self._log.debug("backup_differs", shard=shard, backup=backup.node_id.hex()[:8])
+                self.environment.log.debug("backup_differs", shard=shard, backup=backup.node_id.hex()[:8])
                 self.store.drop_backup(shard, self.rpc.me)
                 self.rebalance.wake()
 
@@ -166,7 +164,7 @@ class FinalValues:
                     if found is not None:
                         self._buffers = found
                         return found
-                    await asyncio.sleep(BUFFERS_RETRY_S * self._random.uniform(0.5, 1.5))
+                    await asyncio.sleep(BUFFERS_RETRY_S * self.environment.entropy.random.uniform(0.5, 1.5))
         except TimeoutError:
             return None
 

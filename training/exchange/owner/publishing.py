@@ -106,7 +106,6 @@ class Publisher:
 
     def __post_init__(self) -> None:
         self._clock = self.environment.clock
-        self._entropy = self.environment.entropy
         self._executor = self.environment.executor
         self._publications: dict[int, _Publication] = {}
         #: What was published of the shards that were handed over since the last pull: this node follows from there.
@@ -157,7 +156,7 @@ class Publisher:
         source = ApproximatedState(owned.rank_term, owned.state.version)
         publication = self._publications.get(shard)
         if publication is None or publication.owned is not owned:
-            return _Due(shard, owned, None, self._entropy.token(PUBLICATION_ID_BYTES), source)
+            return _Due(shard, owned, None, self.environment.entropy.token(PUBLICATION_ID_BYTES), source)
         former = publication.published
         publication.asked_at = now
         if position.publication == former.publication and follower in owned.target_ids():

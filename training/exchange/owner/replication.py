@@ -82,7 +82,6 @@ class DeltaReplicator:
     environment: Environment
 
     def __post_init__(self) -> None:
-        self._clock = self.environment.clock
         #: Origins of the deltas added since `take_merged`, and the latest step of each.
         self._merged: dict[bytes, int] = {}
         #: Deltas that a target may have and that are not added here: the weight, and per shard the factor of clipping
@@ -183,7 +182,7 @@ class DeltaReplicator:
             return PushResult.retry(item.shard, "no_backup_yet")
         self.store.add(item.shard, item.buffered(identity, weight))
         self.note_merged(identity)
-        owned.state.note_addition(self._clock.monotonic())
+        owned.state.note_addition(self.environment.clock.monotonic())
         if item.batch is None:
             self.validator.note_added(identity, item)
         return PushResult(item.shard, "ok", version=0 if self.store.synchronous else owned.state.version)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 from p2pnode.overlay.capacity import split
 from p2pnode.overlay.environment import Environment
@@ -57,18 +57,8 @@ class JobKind(StrEnum):
 Work = Callable[[], Awaitable[None]]
 
 
-T = TypeVar("T")
-#: What another service does from time to time: the job that is due, if any.
-Duty = Callable[[], Work | None]
-
-
-def duty(due: Callable[[], T], work: Callable[[T], Awaitable[None]]) -> Duty:
-    """Work on what `due` says, where it says anything."""
-
-    def job() -> Work | None:
-        return partial(work, found) if (found := due()) else None
-
-    return job
+#: What another service does from time to time: what of it is due, if anything, and the work on that.
+Duty = tuple[JobKind, Callable[[], Any], Callable[[Any], Awaitable[None]]]
 
 
 class Jobs:
@@ -126,7 +116,7 @@ class Rebalancer:
     publisher: Publisher
     moves: ShardMoves
     failover: Failover
-    duties: Mapping[JobKind, Duty]
+    duties: Sequence[Duty]
     settings: ExchangeSettings
     environment: Environment
 
@@ -162,9 +152,9 @@ class Rebalancer:
             self._jobs.start(JobKind.TAKE_OVER, partial(self.failover.take_over, orphans))
         if self.store.outranked():
             self._jobs.start(JobKind.ANSWER_FENCES, self.failover.answer_challenges)
-        for kind, due in self.duties.items():
-            if work := due():
-                self._jobs.start(kind, work)
+        for kind, due, work in self.duties:
+            if found := due():
+                self._jobs.start(kind, partial(work, found))
         await self._plan_moves()
 
     def _orphans(self) -> list[int]:

@@ -89,8 +89,6 @@ class SplitReconciler:
 
     def __post_init__(self) -> None:
         self._clock = self.environment.clock
-        self._executor = self.environment.executor
-        self._random = self.environment.entropy.random
         self._log = self.environment.log
         self._claimed_at = self._clock.monotonic()
         self._offered_at = 0.0
@@ -163,7 +161,7 @@ class SplitReconciler:
         self.returned = {node: None for node in self.returned if node in known}
         if not claims or not known:
             return
-        node = next(iter(self.returned), b"") or self._random.choice(sorted(known))
+        node = next(iter(self.returned), b"") or self.environment.entropy.random.choice(sorted(known))
         self.returned.pop(node, None)
         question = LocateOwners([claim.shard for claim in claims], claims)
         with contextlib.suppress(TransportError):
@@ -364,7 +362,7 @@ class SplitReconciler:
     ) -> Response:
         shard, log = message.shard, self.store.log
         work = VALUES_PER_ROW * len(message.identities)
-        found = await off_loop(self._executor, work, log.those_of, log.entries(shard), message.identities)
+        found = await off_loop(self.environment.executor, work, log.those_of, log.entries(shard), message.identities)
         batch = first_batch([(shard, entry) for entry in found])
         answer = FoundDeltas([_as_message(*one) for one in batch])
         size = sum(len(entry.payload) for _, entry in batch)

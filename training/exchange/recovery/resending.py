@@ -50,7 +50,6 @@ class Resending:
     environment: Environment
 
     def __post_init__(self) -> None:
-        self._clock = self.environment.clock
         self._log = self.environment.log
         self._next_s = 0.0
         self.rpc.answer("lacking", FindLacking, self._on_question)
@@ -58,7 +57,7 @@ class Resending:
     def due(self) -> Moved:
         """The deltas whose shard has another owner than the one that acknowledged them, at most once per `EVERY_S`."""
         moved: Moved = {}
-        now_s = self._clock.monotonic()
+        now_s = self.environment.clock.monotonic()
         if self.store.holds_values or now_s < self._next_s:
             return moved
         self._next_s = now_s + EVERY_S
