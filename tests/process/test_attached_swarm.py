@@ -257,13 +257,13 @@ def spin(seconds):
         pass
 def long_pass(step):
     if step == 1:
-        spin(1.0)
+        spin(0.6)
     elif step == 4:
         time.sleep(1.5)
     elif step == 6:
-        spin(1.2)
+        spin(0.5)
         time.sleep(1.0)
-        spin(1.2)
+        spin(0.5)
     elif step == 8:
         with swarm.busy("validation"):
             with swarm.busy("plots"):
@@ -307,8 +307,8 @@ async def test_a_first_step_that_works_again_counts_again(world: World) -> None:
 
 
 def test_work_between_two_steps_is_no_hang_and_a_hang_is_one(world: World) -> None:
-    """With `hang_s = 0.1`: a silent pass of 15 times that and a computing one of 34 times that are stalled and go on; a
-    first turn that compiles for ten times that, and a declared pass, are not even stalled; what sleeps is killed."""
+    """With `hang_s = 0.1`: a silent pass of 15 times that and a computing one of 20 times that are stalled and go on; a
+    first turn that compiles for six times that, and a declared pass, are not even stalled; what sleeps is killed."""
     stalled: list[int] = []
     declared: list[str] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -62,17 +63,24 @@ def seen_of(folder: Path, kind: str) -> Seen:
     return seen
 
 
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Seen]:
+    """The undisturbed run of each kind: several tests compare with it."""
+    return functools.cache(lambda kind: seen_of(tmp_path_factory.mktemp("undisturbed") / kind, kind))
+
+
+#: Tests that compare with the same undisturbed runs are in one worker.
+UNDISTURBED = pytest.mark.worker_group("undisturbed ranks")
+
+
+@UNDISTURBED
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kinds", [("fsdp", "ddp"), *more((("hsdp", "tp"),))])
-def test_vector_and_deltas_are_those_of_one_process_on_the_joined_batch(tmp_path: Path, kinds: list[str]) -> None:
+@pytest.mark.parametrize("kind", ["fsdp", "ddp", *more("hsdp", "tp")])
+def test_vector_and_deltas_are_those_of_one_process_on_the_joined_batch(seen: Callable[[str], Seen], kind: str) -> None:
     """Layout, initial values and fixed tensors to the bit, and what is trained to rounding; all ranks end with the
     vector. Evaluation of the shared weights sees them, and leaves nothing behind that is trained on."""
-    whole = seen_of(tmp_path / "plain", "plain")
-    for kind in kinds:
-        assert_alike(seen_of(tmp_path / kind, kind), whole, copies=2 if kind == "tp" else 1)
+    whole, parts = seen("plain"), seen(kind)
 
-
-def assert_alike(parts: Seen, whole: Seen, copies: int) -> None:
     assert parts.hello.layout == whole.hello.layout
     assert (parts.hello.frozen_digest, parts.hello.frozen) == (whole.hello.frozen_digest, whole.hello.frozen)
     assert parts.fixed == whole.fixed
@@ -84,6 +92,7 @@ def assert_alike(parts: Seen, whole: Seen, copies: int) -> None:
     assert parts.losses == pytest.approx(whole.losses, rel=1e-4)
     mean = np.mean([result["shared"] for result in parts.results], axis=0)
     np.testing.assert_allclose(mean, whole.results[0]["shared"], rtol=1e-4)
+    copies = 2 if kind == "tp" else 1
     assert parts.samples == whole.samples * copies == 8 * LOCAL_STEPS * STEPS * copies
     for result in parts.results:
         assert result["weights"] == parts.results[0]["weights"]
@@ -116,8 +125,8 @@ async def lose_a_file(node: Node, trainer: ProcessTrainer) -> None:
 End = Callable[[Node, ProcessTrainer], Awaitable[None]]
 
 
-def trained(folder: Path, kind: str, end: End | None) -> Node:
-    """A run of all steps. Behind `SAVED_AT` the state is saved, and `end` may end the processes."""
+def trained(folder: Path, kind: str, end: End) -> Node:
+    """A run of all steps. Behind `SAVED_AT` the state is saved, and `end` ends the processes."""
     node = Node(folder, kind)
 
     async def scenario(_world: World) -> None:
@@ -126,9 +135,8 @@ def trained(folder: Path, kind: str, end: End | None) -> Node:
         for step in range(1, SAVED_AT + 1):
             await node.train(trainer, step)
         await (await trainer.save(str(node.saved)))
-        if end is not None:
-            await end(node, trainer)
-            await trainer.start(str(node.saved))
+        await end(node, trainer)
+        await trainer.start(str(node.saved))
         for step in range(SAVED_AT + 1, STEPS + 1):
             await node.train(trainer, step)
         await trainer.finish("max_steps", 60.0)
@@ -137,17 +145,17 @@ def trained(folder: Path, kind: str, end: End | None) -> Node:
     return node
 
 
+@UNDISTURBED
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("kind", "kill"), [("fsdp", kill_rank), *more(("tp", kill_all))])
-def test_all_ranks_are_restored_when_one_is_killed_or_all(tmp_path: Path, kind: str, kill: End) -> None:
+def test_all_ranks_are_restored_when_one_is_killed_or_all(
+    seen: Callable[[str], Seen], tmp_path: Path, kind: str, kill: End
+) -> None:
     """Each with its own part of the optimiser's state, its own generators and its own `state`. What it trains next is,
     to the bit, what it would after an end in good order, and, to the rounding of a delta, without one."""
-    undisturbed, left, killed = (
-        trained(tmp_path / name, kind, end).results()
-        for name, end in (("undisturbed", None), ("left", leave), ("killed", kill))
-    )
+    left, killed = trained(tmp_path / "left", kind, leave).results(), trained(tmp_path / "killed", kind, kill).results()
 
-    for again, in_order, as_before in zip(killed, left, undisturbed, strict=True):
+    for again, in_order, as_before in zip(killed, left, seen(kind).results, strict=True):
         assert again == in_order
         for name in ("rate", "samples", "state", "next"):
             assert again[name] == as_before[name]
