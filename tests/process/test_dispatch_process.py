@@ -141,7 +141,7 @@ def test_every_record_survives_random_kills(kind: str, masters: int, tmp_path: P
             step_s=0.05,
             store=store,
             limit_s=600.0,
-            forks=kind == "sqlite",
+            forks=True,
         )
         result = played(plan, tmp_path, 7)
 

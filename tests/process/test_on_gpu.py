@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import on_gpu
 from benchmarks.__main__ import main
 from benchmarks.on_gpu import SECTIONS, Section, results
+from tests.process.harness.forked_python import with_torch
 
 #: A section that prints a result, and then does as its name says.
 PROGRAM = """
@@ -41,8 +43,10 @@ def test_a_section_that_fails_or_hangs_costs_the_others_nothing(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_all_of_it_runs_in_small_on_a_processor(tmp_path: Path) -> None:
+def test_all_of_it_runs_in_small_on_a_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every section has results, and what is no speed is as on a GPU: bits, names of errors, what is skipped."""
+    forked = (sys.executable, "-m", "tests.process.harness.forked_command", with_torch().path)
+    monkeypatch.setattr(on_gpu, "_COMMAND", (*forked, *on_gpu._COMMAND[1:]))
     assert main(["on_gpu", "--tiny", "--out", str(tmp_path)]) == 0
 
     found = {
