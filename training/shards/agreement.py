@@ -38,9 +38,12 @@ class Agreement:
         """The shared values from number `first` on have changed; both `float32[n]`."""
         if self._delta is not None:
             change, sent = value - former, self._delta[first : first + value.size]
-            self._product += float(np.dot(change, sent))
-            self._changed += float(np.dot(change, change))
-            self._sent += float(np.dot(sent, sent))
+            product, changed, own = (float(np.dot(*pair)) for pair in ((change, sent), (change, change), (sent, sent)))
+            # A delta that is not finite was not sent, and would stay in the sums.
+            if math.isfinite(product + changed + own):
+                self._product += product
+                self._changed += changed
+                self._sent += own
 
     @property
     def cosine(self) -> float | None:

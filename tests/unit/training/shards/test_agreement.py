@@ -48,12 +48,13 @@ def test_nothing_is_added_faster_before_something_is_known() -> None:
     assert agreement.rate(4.0) == 2.0
 
 
-def test_a_pull_without_a_delta_says_nothing() -> None:
-    """A joiner's pull, or that of final values, leaves what is known."""
+@pytest.mark.parametrize("says_nothing", [None, np.full(SIZE, np.nan, np.float32)])
+def test_a_pull_without_a_delta_says_nothing(says_nothing: np.ndarray | None) -> None:
+    """A joiner's pull, that of final values, and one after a delta that is not finite leave what is known."""
     agreement, value, delta = Agreement(), noise(), noise()
     agreement.begin_step(delta)
     agreement.note(0, value, value + delta)
     assert agreement.rate(4.0) == pytest.approx(1.0, abs=1e-3)
-    agreement.begin_step(None)
+    agreement.begin_step(says_nothing)
     agreement.note(0, value, value + noise())
     assert agreement.rate(4.0) == pytest.approx(1.0, abs=1e-3)
