@@ -123,7 +123,7 @@ def test_the_first_part_works_as_written(machines: dict[str, Machine]) -> None:
     for name, command in commands(FIRST):
         machine = machines[name]
         if command == "p2pnode demo":
-            continue  # tests/process/test_demo.py
+            continue  # tests/process/test_wheel.py
         if command == "p2pnode start" and machine is c:
             c.end()  # "On C, press Ctrl-C"
         if command.startswith("p2pnode export"):

@@ -14,7 +14,6 @@ import pytest
 from p2pnode.training.settings import TrainingSettings
 from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.supervisor.process import (
-    LOG_BYTES,
     LOG_END_S,
     POLITE_S,
     TAIL_LINE_CHARACTERS,
@@ -55,17 +54,6 @@ def test_a_new_process_begins_with_no_lines(tmp_path: Path) -> None:
     assert (tmp_path / "trainer.log").read_bytes() == b"first\nsecond\n"
 
 
-def test_the_file_is_replaced_when_it_is_full(tmp_path: Path) -> None:
-    """One older file is kept, and neither exceeds the limit."""
-    log = OutputLog(tmp_path / "trainer.log")
-    for letter in (b"a", b"b", b"c"):
-        log.write(letter * (LOG_BYTES - 1))
-        asyncio.run(log.end())
-
-    assert (tmp_path / "trainer.log").read_bytes() == b"c" * (LOG_BYTES - 1)
-    assert (tmp_path / "trainer.log.1").read_bytes() == b"b" * (LOG_BYTES - 1)
-
-
 def test_output_passes_on_when_the_file_cannot_be_written(tmp_path: Path) -> None:
     """Without its folder the log loses the file, but neither the last lines nor `on_output`."""
     printed: list[bytes] = []
@@ -94,28 +82,6 @@ def test_a_stuck_disk_holds_neither_the_loop_nor_the_last_lines(tmp_path: Path) 
     assert LOG_END_S <= 1.0
     assert asyncio.run(scenario()) < 60.0
     assert log.last_lines[-1] == "line 99"
-
-
-def run(code: str, tmp_path: Path) -> tuple[TrainerProcess, OutputLog]:
-    """Run Python code as a trainer process, to its end."""
-    log = OutputLog(tmp_path / "trainer.log")
-
-    async def scenario() -> TrainerProcess:
-        process = await TrainerProcess.spawn([sys.executable, "-S", "-c", code], os.environ, log)
-        await process.exited
-        return process
-
-    return asyncio.run(scenario()), log
-
-
-def test_an_exit_code_and_a_signal_are_named(tmp_path: Path) -> None:
-    """The message has the code, or the name of the signal; both streams are in the log."""
-    process, log = run("import sys; print('out'); sys.stdout.flush(); sys.exit('error')", tmp_path)
-    assert (process.returncode, process.how_it_ended()) == (1, "exit code 1")
-    assert log.last_lines == ["out", "error"]
-
-    process, _ = run("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", tmp_path)
-    assert process.how_it_ended() == "signal SIGTERM"
 
 
 def test_a_process_its_threads_and_children_are_nicer_than_the_daemon(tmp_path: Path) -> None:
