@@ -251,7 +251,15 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "the mean (¼ to 4); sum: 1."
         ),
     ] = "population"
-    outer_lr: Annotated[float, Meta(gt=0, le=10, description="Outer learning rate of the owner's rule.")] = 0.7
+    outer_lr: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=10,
+            description="Outer learning rate of the owners, under bsp and with codecs of all values; nodes measure that "
+            "of sparse deltas.",
+        ),
+    ] = 0.7
     outer_momentum: Annotated[
         float,
         Meta(ge=0, lt=1, description="Outer momentum (Delayed Nesterov); a higher one learns worse with Adam."),

@@ -18,7 +18,9 @@ from p2pnode.config.tracker import FORMS, parse_tracker
 from p2pnode.config.values import nearest
 from p2pnode.overlay.addresses import is_literal, is_loopback, split_address
 from p2pnode.training.devices.names import named_devices
+from p2pnode.training.encoding.table import CODECS
 from p2pnode.training.goal import Goal
+from p2pnode.training.settings import ExchangeSettings
 
 #: Tasks that come with p2pnode; any other is named "package.module:Class".
 BUILT_IN_TASKS = ("digits", "mnist", "text")
@@ -46,6 +48,17 @@ class Rule(NamedTuple):
     broken: Callable[[Config], object]
     what: str
     do: str
+
+
+def _unused_outer_rule(config: Config) -> str:
+    """Sparse deltas have a rate of their own, but those of a weighted sum."""
+    exchange, usual = config.exchange, ExchangeSettings()
+    is_sparse = exchange.codec == "auto" or CODECS[exchange.codec].is_partial
+    if config.barrier.method == "bsp" or exchange.weight == "sum" or not is_sparse:
+        return ""
+    return " and ".join(
+        name for name in ("outer_lr", "outer_momentum") if getattr(exchange, name) != getattr(usual, name)
+    )
 
 
 def check(config: Config) -> list[ConfigProblem]:
@@ -237,6 +250,11 @@ START_RULES = (
 )
 
 WARNINGS = (
+    Rule(
+        _unused_outer_rule,
+        'exchange.{found} is not used with exchange.codec = "{exchange.codec}", where the nodes measure the rate',
+        'leave it out, or set a codec of all values, such as exchange.codec = "bfloat16"',
+    ),
     Rule(
         lambda c: c.barrier.method != "bsp" and c.exchange.outer_momentum > MAX_ASYNCHRONOUS_MOMENTUM,
         "exchange.outer_momentum = {exchange.outer_momentum} with barrier.method = {barrier.method} may diverge",

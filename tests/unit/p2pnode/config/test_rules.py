@@ -102,7 +102,9 @@ def test_irrelevant_and_unusual_values_are_accepted(settings: list[str]) -> None
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        (["exchange.outer_momentum=0.9"], "may diverge"),
+        (["exchange.outer_momentum=0.9", "exchange.codec=int8"], "may diverge"),
+        (["exchange.outer_lr=0.3", "exchange.outer_momentum=0.1"], "outer_lr and outer_momentum is not used with"),
+        (["exchange.outer_lr=0.3", "exchange.codec=sparse"], 'exchange.codec = "sparse", where the nodes measure'),
         (["exchange.weight=sum"], "grows with the number of nodes"),
         (["exchange.enabled=false"], "trains alone"),
         (["node.host=0.0.0.0", "swarm.allow_open=true"], "can join this swarm"),
@@ -118,8 +120,9 @@ def test_regrettable_combinations_are_warned_of(settings: list[str], word: str) 
 
 
 def test_defaults_need_no_warning() -> None:
-    """The defaults are what we recommend, and momentum 0.9 is fine under bsp."""
+    """The defaults are what we recommend; momentum 0.9 is fine under bsp, and a rate with a codec of all values."""
     assert warnings_for(Config()) == []
+    assert warnings_for(load(None, {}, overrides("exchange.outer_lr=0.3", "exchange.codec=bfloat16")).config) == []
     assert warnings_for(load(None, {}, overrides("exchange.outer_momentum=0.9", "barrier.method=bsp")).config) == []
 
 
