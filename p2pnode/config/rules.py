@@ -256,7 +256,11 @@ WARNINGS = (
         'leave it out, or set a codec of all values, such as exchange.codec = "bfloat16"',
     ),
     Rule(
-        lambda c: c.barrier.method != "bsp" and c.exchange.outer_momentum > MAX_ASYNCHRONOUS_MOMENTUM,
+        lambda c: (
+            c.barrier.method != "bsp"
+            and c.exchange.outer_momentum > MAX_ASYNCHRONOUS_MOMENTUM
+            and not _unused_outer_rule(c)
+        ),
         "exchange.outer_momentum = {exchange.outer_momentum} with barrier.method = {barrier.method} may diverge",
         f"use at most {MAX_ASYNCHRONOUS_MOMENTUM}, or bsp, or plain SGD in the task",
     ),

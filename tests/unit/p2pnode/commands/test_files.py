@@ -58,11 +58,11 @@ def test_config_default_and_check(capsys: pytest.CaptureFixture[str]) -> None:
     """default prints a whole file; check accepts it, with warnings on standard error."""
     assert run("config", "default") == 0
     assert "[exchange]" in capsys.readouterr().out
-    assert run("config", "check", "--set", "exchange.outer_momentum=0.9") == 0
+    assert run("config", "check", "--set", "exchange.outer_momentum=0.9", "--set", "exchange.codec=int8") == 0
     output = capsys.readouterr()
     assert output.out == "the configuration is valid\n"
     assert output.err.startswith("warning: exchange.outer_momentum = 0.9")
-    assert run("config", "check", "--set", "exchange.outer_momentum=0.9", "--json") == 0
+    assert run("config", "check", "--set", "exchange.outer_momentum=0.9", "--set", "exchange.codec=int8", "--json") == 0
     output = capsys.readouterr()
     assert json.loads(output.out)["warnings"][0]["what"].startswith("exchange.outer_momentum = 0.9")
     assert output.err == ""
