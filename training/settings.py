@@ -256,8 +256,8 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Meta(
             gt=0,
             le=10,
-            description="Outer learning rate of the owners, under bsp and with codecs of all values; nodes measure that "
-            "of sparse deltas.",
+            description="Outer learning rate of the owners, under bsp and with codecs of all values; nodes measure "
+            "that of sparse deltas.",
         ),
     ] = 0.7
     outer_momentum: Annotated[
