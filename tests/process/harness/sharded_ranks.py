@@ -115,7 +115,11 @@ result = {
     "next": torch.rand(1).item(),
 }
 (folder / f"result.{rank}").write_text(json.dumps(result))
-dist.destroy_process_group() if world > 1 else None
+if world > 1:
+    dist.destroy_process_group()
+    # gloo's threads of a mesh outlive that, and may abort an interpreter that ends (pytorch/pytorch#190489).
+    sys.stdout.flush()
+    os._exit(0)
 """
 
 #: Forks instead of starting, as its own process is a fork that has imported what the ranks need. The number of ranks is
