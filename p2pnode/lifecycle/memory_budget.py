@@ -113,8 +113,8 @@ def budget(
         # One delta; what its owners do not acknowledge of another stays too.
         outbox=0 if alone else encoded_bytes,
         repair_log=0 if alone else min(settings.log_bytes, logged_bytes),
-        # The value that followers hold, and changes of it that have half of its size.
-        published=0 if alone or not follows else round((1.0 + KEPT_PART) * vector_bytes / nodes),
+        # The value that followers hold, and changes of it that have half of its size. A founder has it beforehand.
+        published=round((1.0 + KEPT_PART) * vector_bytes / nodes) if follows else 0,
         buffers=0 if alone else _buffers_bytes(values, encoded_bytes),
         checkpoint=copied_bytes if checkpoints else 0,
         base=0 if base_on_device else vector_bytes,

@@ -388,6 +388,22 @@ async def _nothing():  # type: ignore[no-untyped-def]
         yield buffer
 
 
+@pytest.mark.parametrize(("codec", "is_published"), [("bfloat16", False), ("sparse512", True)])
+def test_initial_values_are_published_only_where_others_may_follow_them(
+    *, codec: CodecName, is_published: bool
+) -> None:
+    """With a codec of whole values the founder keeps no second copy of its shards."""
+
+    async def scenario(world: World) -> None:
+        for member in world.running():
+            exchange = exchange_of(member)
+            for shard, owned in exchange.store.owned.items():
+                await exchange.publisher.begin_run(b"genesis", shard, owned)
+            assert (exchange.publisher.size_bytes > 0) == (is_published and bool(exchange.store.owned))
+
+    simulate(scenario, nodes=2, codec=codec)
+
+
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 @played_by(simulate, codec=Fixture("codec"))
 async def test_whole_values_have_no_publication(world: World, *, codec: CodecName) -> None:

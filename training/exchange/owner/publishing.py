@@ -188,6 +188,8 @@ class Publisher:
     async def begin_run(self, genesis: bytes, shard: int, owned: Owned) -> None:
         """Publish the initial value of a shard that this node has founded, for joiners that have made the same one.
         Dropped like any publication that nobody asks for."""
+        if CODECS[self.choose()].is_whole:
+            return
         source = ApproximatedState(owned.rank_term, owned.state.version)
         value = owned.state.value
         published = await off_loop(self._executor, value.size, begin_run, genesis, shard, value, source)

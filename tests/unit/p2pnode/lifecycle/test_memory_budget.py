@@ -33,21 +33,23 @@ DEFAULT = ExchangeSettings()
 
 
 def test_a_node_alone_needs_replica_delta_and_two_arrays_per_shard() -> None:
-    """25 M values alone: 100 MB each for replica and delta, 200 MB owned, for a checkpoint copies of one shard of the
-    vector and of 16 MiB of shards; no backup, log or buffers."""
+    """25 M values alone: 100 MB each for replica and delta, 200 MB owned, 150 MB for those that may join with the same
+    initial values, for a checkpoint copies of one shard of the vector and of 16 MiB of shards; no backup, log or
+    buffers."""
     found = budget(VALUES, DEFAULT, 1)
 
     assert {name: size for name, size in found.parts().items() if size} == {
         "replica_bytes": 100_000_000,
         "delta_bytes": 100_000_000,
         "owned_bytes": 200_000_000,
+        "published_bytes": 150_000_000,
         "checkpoint_bytes": 100_000_000 // 64 + (16 << 20),
         "base_bytes": 100_000_000,
         "process_bytes": PROCESS_BYTES,
     }
     assert found.total == sum(found.parts().values())
     assert found.shared == 200_000_000
-    assert found.to_come == 300_000_000 + 100_000_000 // 64 + (16 << 20)
+    assert found.to_come == 450_000_000 + 100_000_000 // 64 + (16 << 20)
 
 
 def test_a_small_model_needs_little_of_everything() -> None:
