@@ -127,6 +127,9 @@ class Ledger:
                         f"shard {shard}: {name} adds {self.named(item.identity)} by {weight}, told {told}"
                     )
                 self._weigh(key, item.weight, momentum=item.momentum)
+            elif state is not None and (shard, item.identity) not in self._weights:
+                # Forwarded over a third node, to a backup that takes over before the owner has added it.
+                self._weigh((shard, item.identity), item.weight, momentum=item.momentum)
             add(shard, item, state)
 
         deltas.accept = accepted  # type: ignore[method-assign]
