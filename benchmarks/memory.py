@@ -35,8 +35,8 @@ def measure(arguments: argparse.Namespace) -> Outcome:
             series += _measured(int(millions * 1e6), peers)
     return Outcome(
         "memory",
-        "real daemons on the loopback with a stub trainer that takes no time, default exchange (bfloat16, a backup, "
-        f"pssp), a checkpoint {CHECKPOINT_S:g} s after the end of the last, steps until the repair log is full; own "
+        "real daemons on the loopback with a stub trainer that takes no time, bfloat16 deltas, a backup, "
+        f"pssp, a checkpoint {CHECKPOINT_S:g} s after the end of the last, steps until the repair log is full; own "
         "memory: the most resident memory (VmHWM) without the two vectors that are shared with the trainer, of the "
         "daemon with the most; the budget is that of /status, for a trainer that has nothing of its own",
         series,

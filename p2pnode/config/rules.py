@@ -252,7 +252,7 @@ START_RULES = (
 WARNINGS = (
     Rule(
         _unused_outer_rule,
-        'exchange.{found} is not used with exchange.codec = "{exchange.codec}", where the nodes measure the rate',
+        'nothing uses exchange.{found} with exchange.codec = "{exchange.codec}": the nodes measure the rate',
         'leave it out, or set a codec of all values, such as exchange.codec = "bfloat16"',
     ),
     Rule(

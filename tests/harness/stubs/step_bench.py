@@ -43,6 +43,8 @@ class RecordingExchange:
         self.vector = np.zeros(8, np.float32)
         self.pushes: list[tuple[int, int, float]] = []
         self.pulls: list[int] = []
+        #: With how many of these pulls the trainer's delta was given, to be compared with what changes.
+        self.compared = 0
         self.deltas: list[Any] = []
         #: How far others move the values between two pulls.
         self.moves = 0.0
@@ -100,6 +102,7 @@ class RecordingExchange:
         await asyncio.sleep(self.pull_s)
         trainer.vector[:] = len(self.pushes) + self.moves * len(self.pulls)
         self.pulls.append(step)
+        self.compared += sent is trainer.delta
         self.history.append(("pulled", step))
         return PullReport(1 - len(self.missing), [], self.missing)
 

@@ -41,6 +41,7 @@ async def test_the_trainer_stands_still_for_its_barrier_and_for_nothing_else() -
     assert bench.exchange.history == [("began", 1), *turns, *last]
     assert bench.clock.monotonic() - began == pytest.approx(3 * 1.0 + 2 * 0.1 + 0.5)
     assert [round(row["idle_seconds"], 6) for row in bench.progress.steps] == [0.0, 0.1, 0.1]
+    assert bench.exchange.compared == 3
 
 
 @run_by(run)

@@ -103,8 +103,8 @@ def test_irrelevant_and_unusual_values_are_accepted(settings: list[str]) -> None
     ("settings", "word"),
     [
         (["exchange.outer_momentum=0.9", "exchange.codec=int8"], "may diverge"),
-        (["exchange.outer_lr=0.3", "exchange.outer_momentum=0.1"], "outer_lr and outer_momentum is not used with"),
-        (["exchange.outer_lr=0.3", "exchange.codec=sparse"], 'exchange.codec = "sparse", where the nodes measure'),
+        (["exchange.outer_lr=0.3", "exchange.outer_momentum=0.1"], "exchange.outer_lr and outer_momentum with"),
+        (["exchange.outer_lr=0.3", "exchange.codec=sparse"], 'exchange.codec = "sparse": the nodes measure'),
         (["exchange.weight=sum"], "grows with the number of nodes"),
         (["exchange.enabled=false"], "trains alone"),
         (["node.host=0.0.0.0", "swarm.allow_open=true"], "can join this swarm"),
