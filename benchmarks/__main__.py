@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         "--nodes",
         type=int,
         default=0,
-        help="overlay_large, exchange_history: nodes in the swarm; 0: each one's own",
+        help="overlay_large, exchange_history, time_to_loss: nodes in the swarm; 0: each one's own",
     )
     line.add_argument("--steps", type=int, default=0, help="exchange_history: of each node; 0: 50")
     line.add_argument(
@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
         help='wan: such as "codec=sparse, replicas=0"; devices: daemons, elastic, path; '
         'async_rule: such as "pssp 1/0 late=0.5"',
     )
-    line.add_argument("--scenario", action="append", default=[], help="wan: A, B, C, D or E; again for more")
+    line.add_argument("--scenario", action="append", default=[], help="wan: A to G; again for more")
     line.add_argument(
         "--hivemind",
         type=Path,

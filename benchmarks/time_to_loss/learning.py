@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 BATCH, CONTEXT, RATE, WARM_STEPS = 8, 32, 1e-3, 100
-#: Of a node's text to the part that all are judged by.
-PARTS = 9
+#: Of a node's text to the part that all are judged by; and how many such texts there are.
+PARTS, TEXTS = 9, 4
 #: The nodes whose shared model is judged: two, because nodes may differ.
 JUDGED = (0, 1)
 VALIDATION_BATCHES, VALIDATION_BATCH = 20, 32
@@ -53,9 +53,10 @@ class Given:
 
 
 def own_text(given: Given, rank: int) -> Tensor:
-    """The bytes that this node trains on."""
+    """The bytes that this node trains on. Beyond four nodes several have one text, and batches of their own."""
     text, part = _text(given)
-    return text[rank * PARTS * part : (rank + 1) * PARTS * part]
+    place = rank % TEXTS * PARTS * part
+    return text[place : place + PARTS * part]
 
 
 def common_text(given: Given) -> Tensor:
@@ -66,7 +67,7 @@ def common_text(given: Given) -> Tensor:
 
 def _text(given: Given) -> tuple[Tensor, int]:
     text = torch.frombuffer(bytearray(Path(given.text).read_bytes()), dtype=torch.uint8).long()
-    return text, len(text) // (PARTS * given.nodes + 1)
+    return text, len(text) // (PARTS * TEXTS + 1)
 
 
 def batch(text: Tensor, generator: torch.Generator, size: int) -> tuple[Tensor, Tensor]:

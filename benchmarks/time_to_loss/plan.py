@@ -16,10 +16,9 @@ from benchmarks.environments import python_of
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.time_to_loss import pages
 from benchmarks.time_to_loss import results as of
-from benchmarks.time_to_loss.results import TITLES, Line, Result
+from benchmarks.time_to_loss.results import NODES, TITLES, Line, Result
 from benchmarks.time_to_loss.runs import Order, run
 
-NODES = 4
 WALL_S, LONG_S, QUICK_S = 300.0, 600.0, 180.0
 #: What the best of its rules was on lines of this rate and slower: steps of the whole model between two averages.
 TORCHFT_STEPS = {2.5: 160, 50.0: 40, float("inf"): 10}
@@ -28,6 +27,8 @@ HIVEMIND = {"steps": 10, "codec": "8bit"}
 SOONER, LIMIT, EARLY, PAUSE = "≤ 0.8", "≤ 1.04", "≤ 1", "≤ 5"
 #: Beside four equal lines and no fault.
 SLOW_AIM, KILLED_AIM = "≤ 1.05", "≤ 1.02"
+#: The loss to which another number of nodes takes this part of the time of four.
+SCALED, SCALED_AIM = 1.5, "≤ 0.75"
 
 
 def measure(arguments: argparse.Namespace) -> Outcome:
@@ -111,19 +112,23 @@ def orders(arguments: argparse.Namespace, text_file: Path) -> list[Order]:
         )
 
     def line(*rates_mbit: float, kill: bool = False) -> Line:
-        rates = rates_mbit if len(rates_mbit) > 1 else rates_mbit * NODES
+        rates = rates_mbit if len(rates_mbit) > 1 else rates_mbit * (arguments.nodes or NODES)
         text = arguments.text.stem if arguments.text else "documentation"
         return Line(rates_mbit=rates, seed=arguments.seed, text=text, kill=kill)
 
     scenarios: list[tuple[Line, float, Sequence[str]]]
     networked = ("p2p", "torchft", "hivemind")
     without = line(0.0)
-    if arguments.rate or arguments.slow or arguments.kill or arguments.wall:
+    if arguments.rate or arguments.slow or arguments.kill or arguments.wall or arguments.nodes:
         wall_s = arguments.wall or WALL_S
         rates = arguments.rate or [5.0]
         scenarios = [(without, wall_s, ("joint", "alone"))]
         scenarios += [
-            (line(*_with_slow([rate] * NODES, arguments.slow), kill=arguments.kill), wall_s, networked)
+            (
+                line(*_with_slow([rate] * (arguments.nodes or NODES), arguments.slow), kill=arguments.kill),
+                wall_s,
+                networked,
+            )
             for rate in rates
         ]
     elif arguments.quick:
@@ -215,6 +220,22 @@ def series(line: Line, results: Sequence[Result]) -> list[Series]:
             lambda result: result.longest_pause_s,
         ),
     ]
+    four = msgspec.structs.replace(calm, rates_mbit=calm.rates_mbit[:1] * NODES)
+
+    def over_four(result: Result) -> float | None:
+        """Our time to a loss over that of four nodes, with the same seed."""
+        same_seed = msgspec.structs.replace(four, seed=result.line.seed)
+        theirs = [
+            second
+            for one in results
+            if (one.contestant, one.line) == ("p2p", same_seed)
+            and not one.settings
+            and (second := of.seconds_to(SCALED, one.losses))
+        ]
+        return (of.seconds_to(SCALED, result.losses) or result.wall_s) / min(theirs) if theirs else None
+
+    if len(line.rates_mbit) != NODES:
+        rows.append((f"time to a loss of {SCALED}, over that of {NODES} nodes", "", SCALED_AIM, over_four))
     if line != calm:
         aim = KILLED_AIM if line.kill else SLOW_AIM
         rows.append(

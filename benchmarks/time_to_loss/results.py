@@ -18,7 +18,8 @@ TITLES = {
 }
 #: Others are compared by the second at which they have the loss that this one has at this second.
 REFERENCE, AT_S = "torchft", 300
-#: The node that is killed where one is.
+#: The usual number of nodes, and the node that is killed where one is.
+NODES = 4
 KILLED = 3
 
 
@@ -39,7 +40,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         rates = self.rates_mbit
         usual = max(set(rates), key=rates.count)
         slow = [f"node {node} at {rate:g}" for node, rate in enumerate(rates) if rate != usual]
-        parts = [f"{usual:g} Mbit/s", *slow, f"{self.delay_ms:g} ms one way"] if usual else ["no network"]
+        parts = [f"{len(rates)} nodes"] if len(rates) != NODES else []
+        parts += [f"{usual:g} Mbit/s", *slow, f"{self.delay_ms:g} ms one way"] if usual else ["no network"]
         parts += [f"text {self.text}"] if self.text != "documentation" else []
         return ", ".join([*parts, *([f"node {KILLED} killed and started again"] if self.kill else [])])
 

@@ -119,6 +119,8 @@ def test_one_scenario_can_be_asked_for_alone() -> None:
     assert command == 'make bench ARGS="time_to_loss --only p2p --rate 20 --slow 3:1 --wall 300 --seed 1 --kill"'
     with pytest.raises(NotMeasured, match="3:1"):
         asked("--slow", "7:1")
+    [eight] = asked("--only", "p2p", "--nodes", "8")
+    assert eight.line.name == "8 nodes, 5 Mbit/s, 30 ms one way"
 
 
 @pytest.mark.parametrize(("words", "minutes"), [(["--quick"], 15), ([], 120)])
@@ -159,6 +161,13 @@ def test_figures_have_a_value_for_each_seed() -> None:
     [beside] = [series for series in plan.series(slow, known) if "equal lines" in series.name]
     assert beside.values == pytest.approx([2.1 / 2.0])
     assert plan.series(Line(rates_mbit=(1.0,) * 4), known) == []
+    eight = Line(rates_mbit=(5.0,) * 8)
+    [sooner] = [
+        series
+        for series in plan.series(eight, [*known, result("p2p", {60: 2.0, 120: 1.5}, eight, shares=[0.9])])
+        if "of 4 nodes" in series.name
+    ]
+    assert sooner.values == pytest.approx([120 / 240])
 
 
 def test_the_pages_and_the_picture_show_the_recorded_results() -> None:
@@ -194,14 +203,15 @@ def test_labels_stay_where_they_have_room() -> None:
 
 
 def test_no_node_trains_on_what_all_are_judged_by(tmp_path: Path) -> None:
-    """Each byte of the text is one node's, or the common part's, or left over at the end."""
+    """Each byte of the text is of one quarter, or of the common part; a fifth node has the first one's quarter."""
     file = tmp_path / "text"
-    file.write_bytes(bytes(range(250)))
-    given = learning.Given(0, 3, 0, 0.5, 300.0, 60.0, str(tmp_path), str(file), "", "")
-    parts = [learning.own_text(given, rank).tolist() for rank in range(3)] + [learning.common_text(given).tolist()]
+    file.write_bytes(bytes(range(224)))
+    given = learning.Given(0, 5, 0, 0.5, 300.0, 60.0, str(tmp_path), str(file), "", "")
+    parts = [learning.own_text(given, rank).tolist() for rank in range(4)] + [learning.common_text(given).tolist()]
 
-    assert [len(part) for part in parts] == [72, 72, 72, 8]
-    assert len({byte for part in parts for byte in part}) == 224
+    assert [len(part) for part in parts] == [54, 54, 54, 54, 6]
+    assert len({byte for part in parts for byte in part}) == 222
+    assert learning.own_text(given, 4).tolist() == parts[0]
 
 
 def test_in_lockstep_one_node_that_exchanges_all_at_once_trains_as_alone(
