@@ -15,18 +15,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from p2pnode.training.dispatch.answers import QueueRules
 from p2pnode.training.engines.server.acceptance import Commit, Contribution, Quota, ServerOptions, updates_of
-from p2pnode.training.engines.server.core import ServerCore, ServerRecord
+from p2pnode.training.engines.server.core import ServerCore
 from p2pnode.training.engines.server.program import not_yet_applied
-from p2pnode.training.engines.server.takeover import Takeover
+from p2pnode.training.engines.server.record import ServerRecord, Takeover
 from p2pnode.training.engines.server.tasks import LeasedTask
 from p2pnode.training.values.store import Stamped, ValueUpdate
 from tests.harness.runner.long_run import more
 
 WORKERS = [bytes([number]) for number in range(4)]
 KEYS = ("a", "b", "c")
-RULES = QueueRules(max_failures=255, max_losses=255, lease_floor_s=10.0, lease_ceiling_s=10.0)
 
 
 class Worker:
@@ -67,10 +65,8 @@ class SynchronousSgd(RuleBasedStateMachine):
 
     def new_core(self, record: ServerRecord) -> ServerCore:
         self.policy = Quota(self.grads, self.tolerance)
-        barrier = ServerOptions(barrier="asp").make_barrier()
-        return ServerCore(
-            barrier, self.policy, RULES, random.Random(1), record, server=b"S", max_report_count=self.limit
-        )
+        options = ServerOptions(barrier="asp", max_failures=255, max_report_count=self.limit)
+        return ServerCore(options, self.policy, random.Random(1), record, b"S")
 
     # -- the owners
 
@@ -110,7 +106,7 @@ class SynchronousSgd(RuleBasedStateMachine):
             core.claim(worker.lease, self.now)
         if worker.report is not None:
             outcome = core.report(worker.report, self.now)
-            if core.repeated(name, worker.report.name) == "kept":
+            if worker.report.name in core._waiting.get(name, ()):
                 self.reporters[worker.report.name] = worker
         held = {one.task: one.attempt for one in (worker.lease, worker.report) if one is not None}
         core.told(name, list(held.items()))
@@ -165,7 +161,7 @@ class SynchronousSgd(RuleBasedStateMachine):
     @rule()
     def leases_end(self) -> None:
         """Nobody has asked for long."""
-        self.now += 11.0
+        self.now += 61.0
         self.core.leases.expire(self.now)
 
     # -- the server

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from p2pnode.training.engines.program import Surroundings
 from p2pnode.training.engines.server.acceptance import ServerOptions
-from p2pnode.training.engines.server.core import RECORD_KEY, decode_record
+from p2pnode.training.engines.server.engine import run_server
 from p2pnode.training.engines.server.program import ServerPull, ServerVerbs
-from p2pnode.training.engines.server.succession import run_server
+from p2pnode.training.engines.server.record import RECORD_KEY, decode_record
 from p2pnode.training.engines.server.worker import run_worker
 from p2pnode.training.trainer_link.engine_messages import MembersFound, NotAnswered, TaskCounts
 from p2pnode.training.values.encoding import Key

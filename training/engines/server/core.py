@@ -7,9 +7,9 @@ A worker without a task and without an update that waits is *idle*. The barrier 
 gives them tasks. A refused update leaves the worker with its task, and the worker computes it again from the new
 values. A task that came back goes to any worker without one, even if its own update waits for the step to end.
 
-The record is what the next server has to know (`ServerRecord`). It is stored before each commit and names it: either
-that commit is in the values then, or its workers still have what belongs to it (`training.engines.server.takeover`).
-Pure.
+The barrier of `training.barriers` is decided here for all workers (`StepGate`). The record is what the next server has
+to know. It is stored before each commit and names it: either that commit is in the values then, or its workers still
+have what belongs to it (`training.engines.server.record`). Pure.
 """
 
 from __future__ import annotations
@@ -17,106 +17,26 @@ from __future__ import annotations
 import random
 import statistics
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal
 
-import msgspec
-
-from p2pnode.training.barriers.predicates import Barrier
-from p2pnode.training.dispatch.answers import QueueRules
-from p2pnode.training.engines.server.acceptance import Commit, Contribution, EachAtOnce
-from p2pnode.training.engines.server.gate import OwnBarrier, StepGate
-from p2pnode.training.engines.server.tasks import LeasedTask, TaskLeases
+from p2pnode.training.barriers.predicates import Barrier, resample_after, sample_size
+from p2pnode.training.engines.server.acceptance import Commit, Contribution, EachAtOnce, ServerOptions
+from p2pnode.training.engines.server.record import Failure, Pending, ServerRecord, WorkerProgress
+from p2pnode.training.engines.server.tasks import LeasedTask, Name, TaskLeases, Work
 from p2pnode.training.trainer_link.engine_messages import TaskCounts
-from p2pnode.training.values.store import Stamped
 
 #: A server numbers its tasks from its epoch on, so that no two servers give one number twice.
 TASKS_PER_EPOCH = 1 << 32
 #: The pace of a step is the median of so many.
 PACE_OF = 32
-#: How often a worker tries a refused update again before its task has failed.
-MAX_REPORT_COUNT = 64
 
-#: What becomes of a report. `waits`: it is not committed yet. `kept`: it waits too, and its name is enough from now on.
-#: `counted`: it is in the values. `stale`: refused, to be computed again from new values. `failed`: refused so often
-#: that the task goes to another worker. `superseded`: another attempt counts. `unknown`: only its name came, and the
-#: update is not here; it is to be sent whole.
-Outcome = Literal["waits", "kept", "counted", "stale", "failed", "superseded", "unknown"]
-#: Keys of one task, and updates of one task, at most.
-MAX_KEYS = 1 << 16
-#: The key of the record. No key of a program: it is refused by `checked_key`.
-RECORD_KEY = b"\0p2pnode server"
-#: Task and attempt.
-Name = tuple[int, int]
-#: A task's keys, encoded, each with its value unless the store has it.
-Work = list[tuple[bytes, bytes | None]]
-
-
-class WorkerProgress(msgspec.Struct, frozen=True, array_like=True):
-    """A worker in the record: its completed steps, and its last committed updates, of which it may not know.
-    `outdated`: attempts that it has lost, perhaps without knowing, of tasks that others have or that are finished."""
-
-    worker: bytes
-    step: int
-    counted: list[Name] = []
-    outdated: list[Name] = []
-
-
-class Pending(msgspec.Struct, frozen=True, array_like=True):
-    """A contribution to the commit that the record was stored for."""
-
-    worker: bytes
-    step: int
-    name: Name
-
-
-class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """A function of the user that ended the run."""
-
-    verb: str
-    keys: list[bytes]
-    node: str
-    step: int
-    cause: str
-
-
-class ServerRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What a server stores before a commit. `epoch` rises with each server, `run` counts the
-    starts of the program; `pending` leads from `version` to
-    `pending_version`. `ended`: the run is over,
-    with a `failure` by an error. `lost` counts the contributions to earlier commits that died with worker and server,
-    `stored` the records. `done`: tasks of servers before this one that are finished, while workers have not asked that
-    may have later attempts of them."""
-
-    epoch: int = 0
-    server: bytes = b""
-    run: int = 0
-    version: int = 0
-    workers: list[WorkerProgress] = []
-    pending: list[Pending] = []
-    pending_version: int = 0
-    ended: str = ""
-    failure: Failure | None = None
-    lost: int = 0
-    stored: int = 0
-    done: list[int] = []
-
-
-class ServerReplaced(Exception):
-    """Another server has a higher epoch, or has stored a record that this one has not read: it gives no tasks."""
-
-    def __init__(self, record: ServerRecord) -> None:
-        super().__init__(f"the server {record.server.hex()[:8]} serves since epoch {record.epoch}")
-        self.record = record
-
-
-def encode_record(record: ServerRecord) -> bytes:
-    return msgspec.msgpack.encode(record)
-
-
-def decode_record(found: Stamped | None) -> ServerRecord:
-    """The record in the store; an empty one where there is none."""
-    return ServerRecord() if found is None else msgspec.msgpack.decode(found.value, type=ServerRecord)
+#: What becomes of a report. `waits`: it is not committed yet. `counted`: it is in the values. `stale`: refused, to be
+#: computed again from new values. `failed`: refused so often that the task goes to another worker. `superseded`:
+#: another attempt counts.
+Outcome = Literal["waits", "counted", "stale", "failed", "superseded"]
+#: A barrier of one's own: which of the idle workers may go on, given the completed steps of all, by worker.
+OwnBarrier = Callable[[Mapping[bytes, int], list[bytes]], Iterable[bytes]]
 
 
 class ServerCore:
@@ -124,27 +44,23 @@ class ServerCore:
 
     def __init__(
         self,
-        barrier: Barrier,
+        options: ServerOptions,
         policy: EachAtOnce,
-        rules: QueueRules,
         rng: random.Random,
         record: ServerRecord,
-        *,
         server: bytes = b"",
-        sample: int = 0,
-        max_report_count: int = MAX_REPORT_COUNT,
     ) -> None:
         self.server, self.run = server, record.run
         self.lost = record.lost
         self.epoch = record.epoch + 1
         #: That of the values, with the commit under way.
         self.version = record.version
-        self.gate = StepGate(barrier, sample, rng)
-        self.leases: TaskLeases[Work] = TaskLeases(rules, self.epoch * TASKS_PER_EPOCH + 1)
+        self.gate = StepGate(options.make_barrier(), options.sample, rng)
+        self.leases = TaskLeases(options.rules(), self.epoch * TASKS_PER_EPOCH + 1)
         self.own_barrier: OwnBarrier | None = None
         self.refused = self.counted = 0
         self._policy = policy
-        self._max_report_count = max_report_count
+        self._max_report_count = options.max_report_count
         self._waiting: dict[bytes, dict[Name, Contribution]] = {}
         self._counted: dict[bytes, dict[Name, None]] = {}
         self._in_flight: Commit | None = None
@@ -186,11 +102,11 @@ class ServerCore:
         self._waiting.pop(worker, None)
         self._counted.pop(worker, None)
 
-    def claim(self, lease: LeasedTask[Work], now: float) -> None:
+    def claim(self, lease: LeasedTask, now: float) -> None:
         """A worker holds a task that a server before gave it. It has lost it if the last server did not know it, if it
         was taken for dead since, or if another worker has the task or has finished it. The next server is to know that
         too, because the worker may never hear of it."""
-        worker, name = lease.worker, _name(lease)
+        worker, name = lease.worker, lease.name
         outdated = self.leases.outdated(worker)
         if name in outdated or self._is_known(worker, name):
             return
@@ -234,12 +150,6 @@ class ServerCore:
         self._waiting.setdefault(worker, {})[name] = contribution
         return "waits"
 
-    def repeated(self, worker: bytes, name: Name) -> Outcome:
-        """A worker repeats a report by its name."""
-        if name in self._counted.get(worker, ()):
-            return "counted"
-        return "kept" if name in self._waiting.get(worker, ()) else "unknown"
-
     def told(self, worker: bytes, repeated: Collection[Name]) -> None:
         """The worker has these attempts only, to report or at work: it has been told of all others that are committed
         or lost."""
@@ -263,7 +173,7 @@ class ServerCore:
             worker for worker in self.gate.steps if worker not in self._unheard and self.leases.of(worker) is None
         )
 
-    def reassign(self, now: float) -> list[LeasedTask[Work]]:
+    def reassign(self, now: float) -> list[LeasedTask]:
         """Give the tasks that came back to workers without one: to idle ones first, and of those to the furthest. They
         pass no barrier for it: others have begun the step of such a task before."""
         given = []
@@ -280,7 +190,7 @@ class ServerCore:
         orphans = [lease.step for lease in self.leases.orphans()]
         return self.gate.passed(self.idle(), orphans, now, self.step_seconds, self.own_barrier)
 
-    def give(self, worker: bytes, work: Work, now: float) -> LeasedTask[Work]:
+    def give(self, worker: bytes, work: Work, now: float) -> LeasedTask:
         """A task of the schedule for a worker that has passed."""
         step = self.gate.steps[worker] + 1
         self._begun = max(self._begun, step)
@@ -366,5 +276,77 @@ class ServerCore:
         )
 
 
-def _name(lease: LeasedTask[Work]) -> Name:
-    return lease.task, lease.attempt
+class StepGate:
+    """Which workers may begin their next step. `sample` 0: √P, from 1 to 10. `rng` draws the samples.
+
+    A complete barrier (bsp, ssp) sees the steps of all workers, a sampled one (pbsp, pssp) **one common sample** of
+    them: every idle worker is compared with the same ones (`pass : staleness -> sample_size -> book` of the branch
+    `lda` of light_actor). The sample is drawn afresh when a step is completed, when a worker comes or goes, and after
+    `resample_after`: a sample that was held until it passes would be a different, much slower algorithm.
+
+    A task that came back is a worker that lags: whoever it is given to, its step is not complete. Without that a
+    barrier would forget the work of a dead worker.
+    """
+
+    def __init__(self, barrier: Barrier, sample: int, rng: random.Random) -> None:
+        self.barrier = barrier
+        self.steps: dict[bytes, int] = {}
+        self._sample = sample
+        self._rng = rng
+        self._drawn: list[bytes | int] | None = None
+        self._drawn_at = 0.0
+        self._base = 0
+
+    def join(self, worker: bytes, begun: int, step: int | None = None) -> None:
+        """A new worker begins where the barrier lets it: after the highest step that was `begun`, less the staleness,
+        but not before the slowest worker. `step`: it is not new and has completed so many."""
+        if worker in self.steps:
+            return
+        if step is None:
+            staleness = self.barrier.staleness
+            step = self.lowest() if staleness is None else max(self.lowest(), begun - staleness)
+        self.steps[worker] = step
+        self._drawn = None
+
+    def leave(self, worker: bytes) -> None:
+        if worker in self.steps:
+            self._base = self.lowest()
+            del self.steps[worker]
+            self._drawn = None
+
+    def completed(self, worker: bytes, step: int) -> None:
+        """The worker has completed this step. Steps never go back."""
+        if worker in self.steps and step > self.steps[worker]:
+            self.steps[worker] = step
+            self._drawn = None
+
+    def lowest(self) -> int:
+        """The step that all workers have completed; without any, that of the last ones."""
+        return min(self.steps.values(), default=self._base)
+
+    def passed(
+        self, idle: list[bytes], orphans: list[int], now: float, step_seconds: float, own: OwnBarrier | None = None
+    ) -> list[bytes]:
+        """Those of the `idle` workers that may begin their next step. `orphans` are the steps of tasks that came back,
+        `step_seconds` the median time of a step."""
+        if own is not None:
+            allowed = dict.fromkeys(own(dict(self.steps), list(idle)))
+            return [worker for worker in idle if worker in allowed]
+        if not self.barrier.samples:
+            return list(idle)
+        seen = self._seen(orphans, now, step_seconds)
+        return [worker for worker in idle if self.barrier.passes(self.steps[worker], seen)]
+
+    def _seen(self, orphans: list[int], now: float, step_seconds: float) -> list[int]:
+        """Completed steps of the common sample."""
+        lagging = [step - 1 for step in orphans]
+        if self.barrier.complete:
+            return [*self.steps.values(), *lagging]
+        if self._drawn is None or now - self._drawn_at >= resample_after(step_seconds):
+            population: list[bytes | int] = [*self.steps, *lagging]
+            count = min(sample_size(self._sample, len(population)), len(population))
+            self._drawn = self._rng.sample(population, count)
+            self._drawn_at = now
+        # A worker that has left meanwhile is not waited for; every departure draws afresh anyhow.
+        steps = (one if isinstance(one, int) else self.steps.get(one) for one in self._drawn)
+        return [step for step in steps if step is not None]

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from p2pnode.training.engines.link import EngineLink, NoNode
-from p2pnode.training.engines.server.core import RECORD_KEY, ServerRecord, decode_record
+from p2pnode.training.engines.server.record import RECORD_KEY, ServerRecord, decode_record
 from p2pnode.training.engines.values_link import Script, immediate
 from p2pnode.training.trainer_link.engine_messages import (
     CallAnswered,

@@ -13,15 +13,16 @@ import msgspec
 from msgspec import Meta
 
 from p2pnode.training.engines.server.acceptance import Contribution
-from p2pnode.training.engines.server.core import MAX_KEYS, Failure, Outcome, ServerRecord, Work
-from p2pnode.training.engines.server.tasks import LeasedTask
+from p2pnode.training.engines.server.core import Outcome
+from p2pnode.training.engines.server.record import Failure, ServerRecord
+from p2pnode.training.engines.server.tasks import MAX_KEYS, LeasedTask, Name
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
 
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 EncodedKey = Annotated[bytes, Meta(min_length=2, max_length=257)]
 #: A record says that the run is over: a node that has just started believes it after so long. Until then a server may
-#: be about to begin a new one with the values of that (`training.engines.server.succession`).
+#: be about to begin a new one with the values of that (`training.engines.server.engine`).
 LATE_S = 30.0
 #: Reports that a worker repeats at most.
 MAX_REPORTS = 1024
@@ -55,27 +56,24 @@ class Computed(msgspec.Struct, frozen=True, array_like=True):
     failure: str = ""
 
     @property
-    def name(self) -> tuple[int, int]:
-        """Task and attempt."""
+    def name(self) -> Name:
         return self.held.task, self.held.attempt
 
 
 class Poll(msgspec.Struct, frozen=True, array_like=True, tag="poll"):
-    """A worker reports, and asks for a task if it `wants` one. A standby server only asks. `settings`: what it was
-    started with, which must be equal everywhere; `run` counts the starts of the program. `made`: the highest version
-    of which it was told that the values have it (`Told.made`); 0 for a worker that begins anew. `kept`: reports that
-    the server of this epoch has, by task and attempt."""
+    """A worker reports, and asks for a task unless it is at work on one, which it `holds`. A standby server only asks.
+    `settings`: what it was started with, which must be equal everywhere; `run` counts the starts of the program.
+    `made`: the highest version of which it was told that the values have it (`Told.made`); 0 for a worker that begins
+    anew."""
 
     run: Count
     epoch: Count
     settings: str
-    wants: bool
     reports: Annotated[list[Computed], Meta(max_length=MAX_REPORTS)] = []
     holds: HeldLease | None = None
     is_standby: bool = False
     leaves: bool = False
     made: Count = 0
-    kept: Annotated[list[tuple[Count, Count]], Meta(max_length=MAX_REPORTS)] = []
 
 
 class TaskGiven(msgspec.Struct, frozen=True, array_like=True):
@@ -140,12 +138,12 @@ def told_of_end(record: ServerRecord) -> Told:
     )
 
 
-def held_by(lease: LeasedTask[Work]) -> HeldLease:
+def held_by(lease: LeasedTask) -> HeldLease:
     """A lease, as its worker is told of it."""
     return HeldLease(lease.task, lease.attempt, lease.step, lease.work)
 
 
-def lease_of(held: HeldLease, worker: bytes, now: float) -> LeasedTask[Work]:
+def lease_of(held: HeldLease, worker: bytes, now: float) -> LeasedTask:
     """A lease that its worker names."""
     return LeasedTask(held.task, held.attempt, worker, held.step, held.work, now, now)
 

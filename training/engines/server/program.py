@@ -28,7 +28,8 @@ from p2pnode.training.engines.program import (
     summary,
     verb_failed,
 )
-from p2pnode.training.engines.server.core import MAX_KEYS, RECORD_KEY, Failure, ServerReplaced, Work, decode_record
+from p2pnode.training.engines.server.record import RECORD_KEY, Failure, ServerReplaced, decode_record
+from p2pnode.training.engines.server.tasks import MAX_KEYS, Work
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.values.encoding import Key, decode_key, encode_key, encode_value
 from p2pnode.training.values.reducers import Reducer, reduced
@@ -233,14 +234,6 @@ def replaced_record(update: ValueUpdate, present: Stamped | None) -> object:
     if is_older or (mine.epoch > theirs.epoch and mine.stored <= theirs.stored):
         raise PullFailed(RECORD_KEY, str(ServerReplaced(theirs)))
     return update.value
-
-
-class RunFailed(Exception):
-    """A function of the user ended the run."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.cause)
-        self.failure = failure
 
 
 class UpdatesLost(TrainingError):

@@ -4,7 +4,7 @@ A server that takes over from a dead one hears the workers of the commit that wa
 to (`takeover`), and goes on.
 
 One thing at a time: while the values change no values are read, so a task and its values are of one version. A worker
-that asks waits until there is something to tell, or `LONGEST_WAIT_S`.
+that asks waits until there is something to tell, or `LONGEST_WAIT_S`. Then it sends its reports again, whole.
 """
 
 from __future__ import annotations
@@ -19,28 +19,25 @@ from p2pnode.training.barriers.predicates import resample_after
 from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
 from p2pnode.training.engines.server.acceptance import Commit, Contribution, NotWeighable, ServerOptions, updates_of
-from p2pnode.training.engines.server.core import (
-    RECORD_KEY,
-    Failure,
-    Name,
-    Outcome,
-    ServerCore,
-    ServerRecord,
-    ServerReplaced,
-    Work,
-    encode_record,
-)
+from p2pnode.training.engines.server.core import Outcome, ServerCore
 from p2pnode.training.engines.server.host import ScriptAsked, ScriptHost, stored_record
 from p2pnode.training.engines.server.messages import HeldLease, Poll, TaskGiven, Told
-from p2pnode.training.engines.server.program import RunFailed, ServerContext, ServerVerbs, raise_end
-from p2pnode.training.engines.server.takeover import Takeover
-from p2pnode.training.engines.server.tasks import LeasedTask
+from p2pnode.training.engines.server.program import ServerContext, ServerVerbs, raise_end
+from p2pnode.training.engines.server.record import (
+    RECORD_KEY,
+    Failure,
+    ServerRecord,
+    ServerReplaced,
+    Takeover,
+    encode_record,
+)
+from p2pnode.training.engines.server.tasks import Name
 from p2pnode.training.values.encoding import BadValue, Key, decode_key, encode_key, encode_value
 from p2pnode.training.values.store import StoreUnavailable, UpdateFailed, ValueUpdate
 
-#: A worker is answered after so long even if there is nothing to tell: it shows that the server lives.
-LONGEST_WAIT_S = 1.0
-#: Nobody asked for so long: the worker is gone, whatever its node says. It asks at least every `LONGEST_WAIT_S`.
+#: A worker is answered after so long even if there is nothing to tell: it shows by its next request that it lives.
+LONGEST_WAIT_S = 10.0
+#: A worker that has not asked for so long is gone, whatever its node says.
 SILENT_S = 20.0
 #: Between two looks at the members.
 MEMBERS_S = 0.5
@@ -53,35 +50,29 @@ STAY_S = 5.0
 #: An owner of keys that does not answer is tried again for so long: its backup takes over meanwhile.
 STORE_S = 60.0
 STORE_PAUSE_S = 0.2
-#: Outcomes of reports that are not committed yet.
-OPEN: tuple[Outcome, ...] = ("waits", "kept")
 
 
 @dataclass(slots=True)
 class ParkedPoll:
-    """A worker that waits for an answer, and what its reports had come to when it asked."""
+    """A worker that waits for an answer, and what its reports have come to."""
 
     asked: ScriptAsked
-    poll: Poll
-    outcomes: list[tuple[int, int, Outcome]]
+    contributions: list[Contribution]
+    outcomes: dict[Name, Outcome]
     since: float
+    #: It has no task.
+    wants: bool = True
 
-    def has_news(self, core: ServerCore, worker: bytes) -> bool:
+    def judge(self, core: ServerCore, now: float) -> None:
+        """Judge the reports that wait by the present version."""
+        for one in self.contributions:
+            if self.outcomes[one.name] == "waits":
+                self.outcomes[one.name] = core.report(one, now)
+
+    @property
+    def has_news(self) -> bool:
         """Whether it can be answered without a task."""
-        return not self.poll.wants or any(outcome not in OPEN for *_, outcome in self.fates(core, worker))
-
-    def names(self, lease: LeasedTask[Work]) -> bool:
-        """Whether the worker says that it is at work on this task."""
-        held = self.poll.holds
-        return held is not None and (held.task, held.attempt) == (lease.task, lease.attempt)
-
-    def fates(self, core: ServerCore, worker: bytes) -> list[tuple[int, int, Outcome]]:
-        """What has become of its reports by now."""
-        found: list[tuple[int, int, Outcome]] = []
-        for task, attempt, outcome in self.outcomes:
-            now = core.repeated(worker, (task, attempt)) if outcome in OPEN else outcome
-            found.append((task, attempt, outcome if now == "unknown" else now))
-        return found
+        return not self.wants or any(outcome != "waits" for outcome in self.outcomes.values())
 
 
 class Serving:
@@ -120,17 +111,8 @@ class Serving:
         self._failure: Failure | None = None
 
     def _core(self, record: ServerRecord) -> ServerCore:
-        options, host = self._options, self._host
-        core = ServerCore(
-            options.make_barrier(),
-            self._policy,
-            options.rules(),
-            random.Random(host.surroundings.rng.getrandbits(64)),
-            record,
-            server=host.node_id,
-            sample=options.sample,
-            max_report_count=options.max_report_count,
-        )
+        rng = random.Random(self._host.surroundings.rng.getrandbits(64))
+        core = ServerCore(self._options, self._policy, rng, record, self._host.node_id)
         if self._verbs.barrier is not None:
             core.own_barrier = lambda _steps, idle: [
                 bytes.fromhex(one) for one in self._verbs.allowed(self._context(), [worker.hex() for worker in idle])
@@ -151,8 +133,6 @@ class Serving:
                 await self._hear_all(self._pause_s())
                 try:
                     await self._turn()
-                except RunFailed as failed:
-                    await self._end("failed", failed.failure)
                 except VerbFailed as error:
                     keys = [encode_key(key) for key in error.keys]
                     await self._end("failed", Failure(error.verb, keys, error.node, error.step, error.cause))
@@ -192,7 +172,7 @@ class Serving:
             return
         self.core.leases.expire(now)
         self._give_up()
-        while (commit := self.core.due()) is not None:
+        while (commit := self._due(now)) is not None:
             await self._store_record(self.core.record())
             await self._make(commit)
             self.core.committed(commit)
@@ -210,10 +190,15 @@ class Serving:
             return
         await self._answer_parked()
 
+    def _due(self, now: float) -> Commit | None:
+        for parked in self._parked.values():
+            parked.judge(self.core, now)
+        return self.core.due()
+
     def _give_up(self) -> None:
         for lease, reason in self.core.leases.given_up:
-            keys = [key for key, _ in lease.work]
-            raise RunFailed(Failure("push", keys, lease.worker.hex(), lease.step, reason))
+            keys = [decode_key(key) for key, _ in lease.work]
+            raise VerbFailed("push", keys, lease.worker.hex(), lease.step, reason)
 
     async def _look(self) -> None:
         """Take leave of workers whose node is gone, or that did not ask for long. Raises `ServerReplaced`."""
@@ -253,28 +238,15 @@ class Serving:
             return
         now = self._host.clock()
         self._heard[asked.sender] = now
-        await self._replace_parked(asked.sender)
-        if unknown := self._unknown(asked.sender, poll):
-            parked = ParkedPoll(asked, poll, [(*name, "unknown") for name in unknown], now)
-            await asked.answer(messages.encode(self._told(parked)))
-            return
-        if not self._is_settled:
+        former = self._parked.pop(asked.sender, None)
+        if former is not None:  # it asks again before it was answered, and waits for the newer answer
+            await former.asked.answer(messages.encode(self._told(former)))
+        if self._is_settled:
+            outcomes = self._note(asked.sender, poll, contributions, now)
+        else:
             self._takeover.heard(asked.sender, contributions, poll.made)
-            outcomes: list[tuple[int, int, Outcome]] = [(*one.name, "waits") for one in contributions]
-            self._parked[asked.sender] = ParkedPoll(asked, poll, outcomes, now)
-            return
-        self._parked[asked.sender] = ParkedPoll(asked, poll, self._note(asked.sender, poll, contributions, now), now)
-
-    async def _replace_parked(self, worker: bytes) -> None:
-        """A worker asks again before it was answered: it waits for the newer answer."""
-        parked = self._parked.pop(worker, None)
-        if parked is not None:
-            await parked.asked.answer(messages.encode(self._told(parked)))
-
-    def _unknown(self, worker: bytes, poll: Poll) -> list[Name]:
-        """The reports that came by name and are not here: of another epoch, or of a worker that counted as gone."""
-        is_other = poll.epoch != self.core.epoch or not self._is_settled
-        return [name for name in poll.kept if is_other or self.core.repeated(worker, name) == "unknown"]
+            outcomes = {one.name: "waits" for one in contributions}
+        self._parked[asked.sender] = ParkedPoll(asked, contributions, outcomes, now, wants=poll.holds is None)
 
     def _refusal(self, poll: Poll) -> str:
         if poll.run != self.core.run:
@@ -285,25 +257,22 @@ class Serving:
 
     def _note(
         self, worker: bytes, poll: Poll, contributions: Sequence[Contribution], now: float
-    ) -> list[tuple[int, int, Outcome]]:
+    ) -> dict[Name, Outcome]:
         """What becomes of a worker's reports."""
-        core = self.core
+        core, at_work = self.core, [] if poll.holds is None else [messages.lease_of(poll.holds, worker, now)]
         core.join(worker)
         self._has_enough = self._has_enough or len(core.workers) >= self._options.min_workers
-        for held in [*(one.held for one in poll.reports), *([] if poll.holds is None else [poll.holds])]:
-            core.claim(messages.lease_of(held, worker, now), now)
+        for lease in [*(messages.lease_of(one.held, worker, now) for one in poll.reports), *at_work]:
+            core.claim(lease, now)
         found: dict[Name, Outcome] = {one.name: core.report(one, now) for one in contributions}
-        found |= {name: core.repeated(worker, name) for name in poll.kept}
         for computed in poll.reports:
             if computed.failure:
                 core.leases.fail(worker, computed.held.task, computed.held.attempt, computed.failure)
                 found[computed.name] = "failed"
-        core.told(worker, [*found, *([] if poll.holds is None else [(poll.holds.task, poll.holds.attempt)])])
-        if poll.holds is not None:
-            held = poll.holds
-            if not core.leases.renew(worker, held.task, held.attempt, now):
-                found[held.task, held.attempt] = "superseded"
-        return [(*name, outcome) for name, outcome in found.items()]
+        core.told(worker, [*found, *(lease.name for lease in at_work)])
+        for lease in at_work:
+            core.leases.renew(worker, lease.task, lease.attempt, now)
+        return found
 
     # -- the commit of the server before -------------------------------------------------------------------------------
 
@@ -326,16 +295,14 @@ class Serving:
     # -- values --------------------------------------------------------------------------------------------------------
 
     async def _make(self, commit: Commit) -> None:
-        """Bring a commit into the values. Raises `RunFailed` for what a `pull` refuses."""
+        """Bring a commit into the values. Raises `VerbFailed` for what a `pull` refuses."""
+        step = commit.contributions[0].step
         try:
-            updates = updates_of(commit)
-            await self._update(updates)
+            await self._update(updates_of(commit))
         except NotWeighable as error:
-            step = commit.contributions[0].step
-            raise RunFailed(Failure("push", [encode_key(error.key)], error.worker.hex(), step, str(error))) from error
+            raise VerbFailed("push", [error.key], error.worker.hex(), step, str(error)) from error
         except UpdateFailed as error:
-            failure = Failure("pull", [encode_key(error.key)], error.node, commit.contributions[0].step, error.reason)
-            raise RunFailed(failure) from error
+            raise VerbFailed("pull", [error.key], error.node, step, error.reason) from error
 
     async def _update(self, updates: Sequence[ValueUpdate]) -> None:
         """Repeats what nobody has answered: every owner knows by the timestamp what it has."""
@@ -400,17 +367,17 @@ class Serving:
         tasks: dict[bytes, HeldLease] = {}
         for worker, parked in self._parked.items():
             lease = self.core.leases.of(worker)
-            if lease is not None and parked.poll.wants and not parked.names(lease):
+            if lease is not None and parked.wants:
                 tasks[worker] = messages.held_by(lease)
         values = await self._values(tasks)
         for worker, task in tasks.items():
             if wrong := messages.task_too_large(task, values):
-                raise RunFailed(Failure("schedule", [key for key, _ in task.work], worker.hex(), task.step, wrong))
+                raise VerbFailed("schedule", [decode_key(key) for key, _ in task.work], worker.hex(), task.step, wrong)
         for worker, parked in list(self._parked.items()):
             given = tasks.get(worker)
-            if given is not None or parked.has_news(self.core, worker) or now - parked.since >= LONGEST_WAIT_S:
+            if given is not None or parked.has_news or now - parked.since >= LONGEST_WAIT_S:
                 del self._parked[worker]
-                await parked.asked.answer(messages.encode(self._told(parked, worker, given, values)))
+                await parked.asked.answer(messages.encode(self._told(parked, given, values)))
 
     async def _values(self, tasks: dict[bytes, HeldLease]) -> dict[Key, bytes]:
         wanted = dict.fromkeys(decode_key(key) for task in tasks.values() for key, own in task.work if own is None)
@@ -422,7 +389,6 @@ class Serving:
     def _told(
         self,
         parked: ParkedPoll | None,
-        worker: bytes = b"",
         task: HeldLease | None = None,
         values: dict[Key, bytes] | None = None,
         refused: str = "",
@@ -435,7 +401,7 @@ class Serving:
             epoch=self.core.epoch,
             server=self.core.server,
             version=self.core.version,
-            outcomes=[] if parked is None else parked.fates(self.core, worker),
+            outcomes=[] if parked is None else [(*name, outcome) for name, outcome in parked.outcomes.items()],
             task=given,
             ended=self._ended,
             failure=self._failure,
@@ -458,7 +424,7 @@ class Serving:
         servers = (await host.members()).servers
         missing = dict.fromkeys([*self.core.workers, *(one for one in servers if one != host.node_id)])
         for worker, parked in self._parked.items():
-            await parked.asked.answer(messages.encode(self._told(parked, worker)))
+            await parked.asked.answer(messages.encode(self._told(parked)))
             missing.pop(worker, None)
         self._parked.clear()
         deadline = host.clock() + STAY_S

@@ -13,10 +13,10 @@ import msgspec
 from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
 from p2pnode.training.engines.server.acceptance import ServerOptions
-from p2pnode.training.engines.server.core import MAX_KEYS
 from p2pnode.training.engines.server.host import ScriptHost, stored_record
 from p2pnode.training.engines.server.messages import Computed, HeldLease, NoServer, Poll, TaskGiven, Told
 from p2pnode.training.engines.server.program import ServerContext, ServerVerbs, raise_end
+from p2pnode.training.engines.server.tasks import MAX_KEYS, Name
 from p2pnode.training.trainer_link.engine_messages import NotAnswered
 from p2pnode.training.values.encoding import Key, ValueNotEncodable, decode_key, decode_value
 from p2pnode.training.values.store import StoreUnavailable
@@ -49,9 +49,7 @@ class _Worker:
         #: The highest version of which a server said that the values have it.
         self._made = 0
         self._tried: dict[bytes, None] = {}
-        self._reports: dict[tuple[int, int], Computed] = {}
-        #: Reports that the server of an epoch has: repeated by name.
-        self._kept: tuple[int, list[tuple[int, int]]] = 0, []
+        self._reports: dict[Name, Computed] = {}
         self._completed = 0
         self._workers = 0
 
@@ -73,18 +71,13 @@ class _Worker:
 
     def _note(self, told: Told) -> None:
         self._workers = told.workers
-        self._kept = told.epoch, [(task, attempt) for task, attempt, outcome in told.outcomes if outcome == "kept"]
         for task, attempt, outcome in told.outcomes:
-            if outcome not in ("waits", "kept", "unknown"):
+            if outcome != "waits":
                 self._reports.pop((task, attempt), None)
             self._completed += outcome == "counted"
 
     def _poll(self, holds: HeldLease | None = None) -> Poll:
-        epoch, kept = self._kept
-        if not self._server or epoch != self._epoch:
-            kept = []
-        reports = [one for name, one in self._reports.items() if name not in kept]
-        return Poll(self._run, self._epoch, self._settings, holds is None, reports, holds, made=self._made, kept=kept)
+        return Poll(self._run, self._epoch, self._settings, list(self._reports.values()), holds, made=self._made)
 
     # -- tasks
 

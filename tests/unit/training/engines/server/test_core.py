@@ -7,23 +7,16 @@ import random
 
 from p2pnode.training.dispatch.answers import QueueRules
 from p2pnode.training.engines.server.acceptance import Contribution, EachAtOnce, Quota, ServerOptions, WholeStep
-from p2pnode.training.engines.server.core import ServerCore, ServerRecord
+from p2pnode.training.engines.server.core import ServerCore
+from p2pnode.training.engines.server.record import ServerRecord
 from p2pnode.training.engines.server.tasks import TaskLeases
 
-A, B, C = b"a", b"b", b"c"
-RULES = QueueRules(max_failures=1, lease_floor_s=10.0, lease_ceiling_s=60.0)
+A, B = b"a", b"b"
 
 
-def server(barrier: str, policy, workers=(A, B), *, record: ServerRecord | None = None) -> ServerCore:
-    core = ServerCore(
-        ServerOptions(barrier=barrier, staleness=1).make_barrier(),
-        policy,
-        RULES,
-        random.Random(1),
-        record or ServerRecord(),
-        server=b"S",
-        max_report_count=2,
-    )
+def server(barrier: str, policy, workers=(A, B)) -> ServerCore:
+    options = ServerOptions(barrier=barrier, staleness=1, max_failures=1, max_report_count=2)
+    core = ServerCore(options, policy, random.Random(1), ServerRecord(), b"S")
     for worker in workers:
         core.join(worker)
     return core
@@ -45,25 +38,16 @@ def commit_all(core: ServerCore) -> list:
     return found
 
 
-def test_an_update_beyond_the_quota_is_not_kept():
-    """It waits for the next version at its worker, which sends it whole again."""
-    core = server("asp", Quota(1))
-    leases = give(core)
-    assert core.report(done(leases[A]), 1.0) == "waits"
-    assert core.report(done(leases[B]), 1.0) == "waits"
-    assert [core.repeated(one, done(leases[one]).name) for one in (A, B)] == ["kept", "unknown"]
-
-
-def test_what_a_worker_does_not_repeat_it_knows():
-    """The list of committed updates stays short."""
+def test_the_record_names_what_a_worker_may_not_know():
+    """What it does not repeat it has heard of: the list of committed updates stays short."""
     core = server("asp", EachAtOnce(), [A])
-    lease = give(core)[A]
-    core.report(done(lease), 1.0)
+    name = give(core)[A].name
+    core.report(done(core.leases.of(A)), 1.0)
     commit_all(core)
-    core.told(A, [(lease.task, 1)])
-    assert core.repeated(A, (lease.task, 1)) == "counted"
+    core.told(A, [name])
+    assert core.record().workers[0].counted == [name]
     core.told(A, [])
-    assert core.repeated(A, (lease.task, 1)) != "counted"
+    assert core.record().workers[0].counted == []
 
 
 def test_a_worker_without_a_task_completes_the_step():
@@ -93,21 +77,10 @@ def test_the_counts_follow_every_task():
     assert (core.counts().refused, core.counts().held) == (1, 1)
 
 
-def test_the_version_that_is_made_is_not_the_one_under_way():
-    """Who is told of it may rely on all values."""
-    core = server("asp", EachAtOnce())
-    leases = give(core)
-    core.report(done(leases[A]), 1.0)
-    commit = core.due()
-    assert (core.made, core.version) == (0, 1)
-    core.committed(commit)
-    assert (core.made, core.version) == (1, 1)
-
-
 RULES = QueueRules(max_failures=1, max_losses=2, lease_floor_s=10.0, lease_ceiling_s=60.0)
 
 
-def leases() -> TaskLeases[str]:
+def leases() -> TaskLeases:
     return TaskLeases(RULES)
 
 
@@ -116,17 +89,17 @@ def test_lease_times_follow_the_tasks():
     tasks = leases()
     assert tasks.lease_s == 60.0
     for _ in range(40):
-        tasks.finish(tasks.issue(b"a", 1, "", 0.0), 5.0)
+        tasks.finish(tasks.issue(b"a", 1, [], 0.0), 5.0)
     assert tasks.lease_s == 15.0
     for _ in range(400):
-        tasks.finish(tasks.issue(b"a", 1, "", 0.0), 0.1)
+        tasks.finish(tasks.issue(b"a", 1, [], 0.0), 0.1)
     assert tasks.lease_s == 10.0
 
 
 def test_a_task_that_fails_too_often_is_given_up():
     """Errors of the function and lost workers have budgets of their own; the last attempt is named."""
     tasks = leases()
-    lease = tasks.issue(b"a", 3, "x", 0.0)
+    lease = tasks.issue(b"a", 3, [], 0.0)
     tasks.fail(b"a", lease.task, 1, "bang")
     tasks.take(lease.task, b"b", 0.0)
     tasks.worker_gone(b"b")
@@ -137,7 +110,7 @@ def test_a_task_that_fails_too_often_is_given_up():
     tasks.fail(b"c", lease.task, 3, "bang again")
     assert [(given_up.worker, reason) for given_up, reason in tasks.given_up] == [(b"c", "bang again")]
     assert len(tasks) == 0
-    lost = tasks.issue(b"a", 3, "x", 0.0)
+    lost = tasks.issue(b"a", 3, [], 0.0)
     for worker in (b"a", b"b", b"c"):
         tasks.worker_gone(worker)
         if tasks.orphans():
@@ -148,7 +121,7 @@ def test_a_task_that_fails_too_often_is_given_up():
 def test_a_refused_update_leaves_the_task_until_the_budget_is_spent():
     """The worker tries again so many times; then its task has failed and goes to the next one."""
     tasks = leases()
-    lease = tasks.issue(b"a", 1, "", 0.0)
+    lease = tasks.issue(b"a", 1, [], 0.0)
     assert [tasks.refuse(tasks.of(b"a"), 3) for _ in range(3)] == [True, True, False]
     assert [one.task for one in tasks.orphans()] == [lease.task]
     tasks.take(lease.task, b"b", 0.0)

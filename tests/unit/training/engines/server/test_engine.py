@@ -16,9 +16,9 @@ from p2pnode.overlay.peers import Activity
 from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
 from p2pnode.training.engines.server.acceptance import ServerOptions
-from p2pnode.training.engines.server.core import RECORD_KEY, Pending, ServerRecord, encode_record
 from p2pnode.training.engines.server.engine import ParameterServer
 from p2pnode.training.engines.server.program import ServerVerbs, UpdatesLost
+from p2pnode.training.engines.server.record import RECORD_KEY, Pending, ServerRecord, encode_record
 from p2pnode.training.engines.server.worker import run_worker
 from p2pnode.training.trainer_link.engine_messages import MembersFound
 from tests.harness.stubs.engine_daemon import NODE_ID, EngineDaemon, engine_daemon
@@ -105,11 +105,11 @@ def test_a_node_knows_its_role_and_who_works(engine_daemon: EngineDaemon, engine
 
 def test_a_node_that_is_no_server_works(engine_daemon: EngineDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks the server for a task, with the options and the number of its start, and hears of the end."""
-    polls: list[tuple[bytes, str, int, bool]] = []
+    polls: list[tuple[bytes, str, int]] = []
 
     async def call(node: bytes, payload: bytes) -> bytes:
         poll = messages.decode_poll(payload)
-        polls.append((node, poll.settings, poll.run, poll.wants))
+        polls.append((node, poll.settings, poll.run))
         return messages.encode(messages.Told(1, SERVER, ended="stopped"))
 
     engine_daemon.calls.servers = [SERVER]
@@ -119,7 +119,7 @@ def test_a_node_that_is_no_server_works(engine_daemon: EngineDaemon, monkeypatch
         assert engine.start(barrier="pssp", staleness=2, sample=5, min_workers=3) == 0
         assert engine.start() == 0
     first = ServerOptions(barrier="pssp", staleness=2, sample=5, min_workers=3)
-    assert polls == [(SERVER, first.text(), 1, True), (SERVER, ServerOptions().text(), 2, True)]
+    assert polls == [(SERVER, first.text(), 1), (SERVER, ServerOptions().text(), 2)]
 
 
 def test_without_a_task_a_run_may_end_at_once(engine_daemon: EngineDaemon, engine: ParameterServer) -> None:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from p2pnode.training.engines.server.acceptance import ServerOptions
-from p2pnode.training.engines.server.gate import StepGate
+from p2pnode.training.engines.server.core import StepGate
 
 WORKERS = [bytes([number]) for number in range(10)]
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from p2pnode.training.engines.program import VerbFailed
-from p2pnode.training.engines.server.core import MAX_KEYS, RECORD_KEY, ServerRecord, decode_record, encode_record
 from p2pnode.training.engines.server.program import ServerContext, ServerProgram, ServerPull, ServerVerbs, UpdatesLost
+from p2pnode.training.engines.server.record import RECORD_KEY, ServerRecord, decode_record, encode_record
+from p2pnode.training.engines.server.tasks import MAX_KEYS
 from p2pnode.training.values.encoding import decode_key, decode_value
 from p2pnode.training.values.store import NewValue, PullFailed, Stamped, ValueUpdate
 from tests.harness.swarms.server_swarm import TableSurroundings

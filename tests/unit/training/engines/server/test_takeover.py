@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from p2pnode.training.engines.server.acceptance import Contribution, EachAtOnce
-from p2pnode.training.engines.server.core import Pending, ServerRecord, WorkerProgress
-from p2pnode.training.engines.server.takeover import Takeover
+from p2pnode.training.engines.server.record import Pending, ServerRecord, Takeover, WorkerProgress
 
 A, B = b"a", b"b"
 RECORD = ServerRecord(

@@ -1,17 +1,17 @@
-"""The commit that a dead server had under way: was it made, and if not, what is left of it?
+"""What a server stores before each commit, and what the next one makes of it.
 
-The server stored a record that names the contributions before it sent them to the owners of the keys. When all owners
-had them, it told everybody who asked that the values have that version (`Told.made`). So the next server asks all
-living workers of that commit. Each says what it was told, and repeats the reports that do not count yet as far as it
-knows:
+The record names the contributions of a commit before they are sent to the owners of the keys. When all owners have
+them, the server tells everybody who asks that the values have that version (`Told.made`). So the next server asks all
+living workers of a commit that was under way. Each says what it was told, and repeats the reports that do not count yet
+as far as it knows:
 
 * one of them, or this server itself, was told of the version: the whole commit is in the values;
 * nobody was: the contributions are here again, and the commit is made again. An owner that has an update already knows
   it by its timestamp, so nothing counts twice;
 * a contribution is with nobody, because its worker died, or began anew without it: it may be in some values and not in
-  others. That is reported as lost.
+  others. It is reported as lost.
 
-That a worker does not repeat a contribution proves nothing: one that began anew knows neither of it nor of its end.
+A worker that does not repeat a contribution proves nothing: one that began anew knows neither of it nor of its end.
 
 Pure.
 """
@@ -23,7 +23,78 @@ from collections.abc import Sequence
 import msgspec
 
 from p2pnode.training.engines.server.acceptance import Commit, Contribution, EachAtOnce
-from p2pnode.training.engines.server.core import Pending, ServerRecord, WorkerProgress
+from p2pnode.training.engines.server.tasks import Name
+from p2pnode.training.values.store import Stamped
+
+#: The key of the record. No key of a program: it is refused by `checked_key`.
+RECORD_KEY = b"\0p2pnode server"
+
+
+class WorkerProgress(msgspec.Struct, frozen=True, array_like=True):
+    """A worker in the record: its completed steps, and its last committed updates, of which it may not know.
+    `outdated`: attempts that it has lost, perhaps without knowing, of tasks that others have or that are finished."""
+
+    worker: bytes
+    step: int
+    counted: list[Name] = []
+    outdated: list[Name] = []
+
+
+class Pending(msgspec.Struct, frozen=True, array_like=True):
+    """A contribution to the commit that the record was stored for."""
+
+    worker: bytes
+    step: int
+    name: Name
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """A function of the user that ended the run."""
+
+    verb: str
+    keys: list[bytes]
+    node: str
+    step: int
+    cause: str
+
+
+class ServerRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What a server stores before a commit. `epoch` rises with each server, `run` counts the
+    starts of the program; `pending` leads from `version` to
+    `pending_version`. `ended`: the run is over,
+    with a `failure` by an error. `lost` counts the contributions to earlier commits that died with worker and server,
+    `stored` the records. `done`: tasks of servers before this one that are finished, while workers have not asked that
+    may have later attempts of them."""
+
+    epoch: int = 0
+    server: bytes = b""
+    run: int = 0
+    version: int = 0
+    workers: list[WorkerProgress] = []
+    pending: list[Pending] = []
+    pending_version: int = 0
+    ended: str = ""
+    failure: Failure | None = None
+    lost: int = 0
+    stored: int = 0
+    done: list[int] = []
+
+
+class ServerReplaced(Exception):
+    """Another server has a higher epoch, or has stored a record that this one has not read: it gives no tasks."""
+
+    def __init__(self, record: ServerRecord) -> None:
+        super().__init__(f"the server {record.server.hex()[:8]} serves since epoch {record.epoch}")
+        self.record = record
+
+
+def encode_record(record: ServerRecord) -> bytes:
+    return msgspec.msgpack.encode(record)
+
+
+def decode_record(found: Stamped | None) -> ServerRecord:
+    """The record in the store; an empty one where there is none."""
+    return ServerRecord() if found is None else msgspec.msgpack.decode(found.value, type=ServerRecord)
 
 
 class Takeover:
