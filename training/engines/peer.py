@@ -17,13 +17,12 @@ that is seen to have completed a step has therefore all its updates of it in the
 Under bsp no node may read an update of step t + 1 before it has read all of its own values for that step. Owners apply
 updates as they come, so there the step has two phases, each with the barrier: every node has *read*, then every node
 has *updated*. Both are announced, so a node announces twice its step. The other barriers have one phase. The order of
-the verbs is that of Actor's client (Wang, Catterall and Mortier 2017). The host announces steps and waits, so the loop
-runs in a script and, in tests, on a virtual clock.
+the verbs is that of Actor's client (Wang, Catterall and Mortier 2017). The loop asks its node to announce steps and to
+wait, so it runs in a script and, in tests, on a virtual clock.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 from p2pnode.training.engines.link import EngineLink
@@ -53,7 +52,6 @@ class PeerToPeer(ScriptEngine, Verbs):
     def __init__(self, link: EngineLink, ready: EngineReady) -> None:
         ScriptEngine.__init__(self, link, ready)
         Verbs.__init__(self)
-        self._host = ScriptHost(link, ready, self._script)
         self._context = Context(self._script, 0)
 
     @classmethod
@@ -78,7 +76,7 @@ class PeerToPeer(ScriptEngine, Verbs):
         if program is not None:
             self.use(program)
         self._link.on_pull(self._pull)
-        return immediate(run_peer(self, self._host, self._context))
+        return immediate(run_peer(self, self._script, self._context))
 
     def set(self, key: Key, value: object) -> None:
         """Replace a value: a NumPy array, or what msgspec encodes, up to 1 MiB. Its timestamp is this node's step.
@@ -99,88 +97,48 @@ class PeerToPeer(ScriptEngine, Verbs):
         return answer_pull(asked, pull)
 
 
-class ScriptHost:
-    """What the loop needs of its node. No method suspends."""
-
-    def __init__(self, link: EngineLink, ready: EngineReady, script: Script) -> None:
-        self._link = link
-        self._pause_s = ready.pause_s
-        self.store = script
-        #: Whether the barrier of the settings is bsp.
-        self.is_synchronous = ready.is_synchronous
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the node leaves."""
-        return self._link.is_stopping
-
-    async def begin(self) -> int:
-        """Take part: wait for enough nodes, and return the count to begin with, which the others have announced."""
-        reply = self._link.ask(BeginRun())
-        assert isinstance(reply, Counted)
-        return reply.count
-
-    async def count(self, count: int, seconds: float) -> None:
-        """Announce a count; one step of the loop took so many seconds."""
-        self._link.ask(CountStep(count, seconds))
-
-    async def wait(self, count: int) -> None:
-        """Wait at the barrier of the settings."""
-        self._link.ask(WaitAtBarrier(count))
-
-    async def pause(self) -> None:
-        """Between two tests of a barrier of the program."""
-        time.sleep(self._pause_s)  # noqa: ASYNC251 - there is no event loop
-
-    async def finish(self) -> None:
-        """Take part no more, and return when all others have finished too, or have had their time."""
-        self._link.ask(FinishRun())
-
-    async def abandon(self) -> None:
-        """Take part no more; the others go on."""
-        self._link.ask(AbandonRun())
-
-
-async def run_peer(verbs: Verbs, host: ScriptHost, ctx: Context) -> int:
+async def run_peer(verbs: Verbs, node: Script, ctx: Context) -> int:
     """Run the verbs until `stop` says so or the node leaves; the number of the last step, which is in `ctx` meanwhile.
 
     Raises `VerbFailed`, `UpdateFailed` where a `pull` refused an update of this node, and errors of the store. After
     an error this node takes no part any more, and may begin again.
     """
     try:
-        await _steps(verbs, host, ctx)
+        await _steps(verbs, node, ctx)
     except BaseException:
-        await host.abandon()
+        await node.ask(AbandonRun())
         raise
-    await host.finish()
+    await node.ask(FinishRun())
     return ctx.step
 
 
-async def _steps(verbs: Verbs, host: ScriptHost, ctx: Context) -> None:
-    phases = 2 if host.is_synchronous and verbs.barrier is None else 1
+async def _steps(verbs: Verbs, node: Script, ctx: Context) -> None:
+    phases = 2 if node.is_synchronous and verbs.barrier is None else 1
     began = 0.0
 
     async def passed(count: int) -> None:
         """Announce the count, and wait at the barrier."""
-        await host.count(count, ctx.clock() - began)
+        await node.ask(CountStep(count, ctx.clock() - began))
         if verbs.barrier is None:
-            await host.wait(count)
+            await node.ask(WaitAtBarrier(count))
             return
-        while not host.is_stopping and not verbs.passes(ctx):
-            await host.pause()
+        while not node.is_stopping and not verbs.passes(ctx):
+            await node.pause()
 
+    begun = await node.ask(BeginRun())
+    assert isinstance(begun, Counted)
     # Between two steps of the others: never in the phase in which they update what this node would read.
-    ctx.step = -(-await host.begin() // phases)
+    ctx.step = -(-begun.count // phases)
     began = ctx.clock()
     await passed(phases * ctx.step)
-    while not host.is_stopping and not verbs.stops(ctx):
+    while not node.is_stopping and not verbs.stops(ctx):
         began = ctx.clock()
         keys = verbs.scheduled(ctx)
-        found = await host.store.get_many(keys) if keys else {}
+        found = await node.get_many(keys) if keys else {}
         if phases == 2:
             await passed(2 * ctx.step + 1)
         updates = verbs.pushed(ctx, [(key, found[key].value if key in found else None) for key in keys])
         if updates:
-            await host.store.update(updates)
+            await node.update(updates)
         ctx.step += 1
         await passed(phases * ctx.step)

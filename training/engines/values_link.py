@@ -23,6 +23,8 @@ from p2pnode.training.trainer_link.engine_messages import (
     PeerSteps,
     PullAsked,
     PullDone,
+    Question,
+    Reply,
     UpdateParts,
     ValuesFound,
 )
@@ -35,13 +37,30 @@ _LOG = logging.getLogger("p2pnode.engine")
 
 
 class Script:
-    """What a program's context can use, and the store of the engines' loops. No method suspends. Those of values raise
-    `InvalidKey`, `NoNode`, and `StoreUnavailable` when no owner answers in time."""
+    """What a program's context can use, the store of the engines' loops, and the node of the peer engine's loop. No
+    method suspends. Those of values raise `InvalidKey`, `NoNode`, and `StoreUnavailable` when no owner answers in time.
+    """
 
     def __init__(self, link: EngineLink, ready: EngineReady) -> None:
         self._link = link
+        self._pause_s = ready.pause_s
         self.node_id = ready.node_id.hex()
         self.rng = random.Random(ready.seed)
+        #: Whether the barrier of the settings is bsp.
+        self.is_synchronous = ready.is_synchronous
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the node leaves."""
+        return self._link.is_stopping
+
+    async def ask(self, question: Question) -> Reply:
+        """The daemon's answer."""
+        return self._link.ask(question)
+
+    async def pause(self) -> None:
+        """Wait between two tests of a barrier of the program."""
+        time.sleep(self._pause_s)  # noqa: ASYNC251 - there is no event loop
 
     async def get_many(self, keys: Sequence[Key]) -> dict[Key, Stamped]:
         """The values of those keys that have one, with their timestamps."""

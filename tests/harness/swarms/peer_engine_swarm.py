@@ -16,6 +16,17 @@ from p2pnode.training.engines.peer import run_peer
 from p2pnode.training.engines.program import Context, Program, Pulling, VerbFailed, Verbs
 from p2pnode.training.progress import Progress
 from p2pnode.training.settings import BarrierSettings, TrainingSettings
+from p2pnode.training.trainer_link.engine_messages import (
+    AbandonRun,
+    BeginRun,
+    Counted,
+    CountStep,
+    Done,
+    FinishRun,
+    Question,
+    Reply,
+    WaitAtBarrier,
+)
 from p2pnode.training.values.encoding import Key
 from p2pnode.training.values.store import NewValue, PullFailed, Stamped, ValueUpdate
 from tests.harness.environment.simulated import VirtualClock
@@ -23,25 +34,8 @@ from tests.harness.swarms.memory_values import MemoryValues
 from tests.harness.swarms.overlay_swarm import OverlayWorld
 
 
-class SlowStore:
-    """The store as one node sees it: its requests take time."""
-
-    def __init__(self, store: MemoryValues, step_s: float) -> None:
-        self._store = store
-        self.step_s = step_s
-        self.get, self.set, self.keys = store.get, store.set, store.keys
-
-    async def get_many(self, keys: Sequence[Key]) -> dict[Key, Stamped]:
-        await asyncio.sleep(self.step_s)
-        return await self._store.get_many(keys)
-
-    async def update(self, updates: Sequence[ValueUpdate]) -> None:
-        await asyncio.sleep(0.002)
-        await self._store.update(updates)
-
-
 class PeerNode:
-    """One node: the host of its loop, and the surroundings of its verbs."""
+    """One node: what its loop asks, and the surroundings of its verbs. Requests to the store take time."""
 
     def __init__(self, world: PeerWorld, overlay: Overlay, number: int, program: Program, step_s: float) -> None:
         clock = VirtualClock()
@@ -53,7 +47,7 @@ class PeerNode:
         self.barrier = make_barrier(world.barrier)
         waiter = BarrierWaiter(overlay, self.barrier, world.barrier, clock)
         self.part = Participation(overlay, waiter, world.training, self.progress, clock)
-        self.store = SlowStore(world.store, step_s)
+        self.step_s = step_s
         self.clock = clock.monotonic
         self.rng = random.Random(f"{world.seed}/{number}")
         self.node_id = overlay.node_id.hex()
@@ -65,27 +59,35 @@ class PeerNode:
         return self.barrier.synchronous
 
     async def run(self) -> int:
-        return await run_peer(self.verbs, self, self.ctx)
+        return await run_peer(self.verbs, self, self.ctx)  # type: ignore[arg-type]
 
-    # -- host
+    # -- what the loop asks
 
-    async def begin(self) -> int:
-        return await self.part.begin()
-
-    async def count(self, count: int, seconds: float) -> None:
-        self.part.count(count, seconds)
-
-    async def wait(self, count: int) -> None:
-        await self.part.wait(count)
+    async def ask(self, question: Question) -> Reply:
+        match question:
+            case BeginRun():
+                return Counted(await self.part.begin())
+            case CountStep(count, seconds):
+                self.part.count(count, seconds)
+            case WaitAtBarrier(count):
+                await self.part.wait(count)
+            case FinishRun():
+                await self.part.finish()
+            case AbandonRun():
+                self.part.abandon()
+        return Done()
 
     async def pause(self) -> None:
         await asyncio.sleep(self.part.pause_s)
 
-    async def finish(self) -> None:
-        await self.part.finish()
+    async def get_many(self, keys: Sequence[Key]) -> dict[Key, Stamped]:
+        """Takes the time of a step."""
+        await asyncio.sleep(self.step_s)
+        return await self._world.store.get_many(keys)
 
-    async def abandon(self) -> None:
-        self.part.abandon()
+    async def update(self, updates: Sequence[ValueUpdate]) -> None:
+        await asyncio.sleep(0.002)
+        await self._world.store.update(updates)
 
     # -- surroundings: what needs no other node
 

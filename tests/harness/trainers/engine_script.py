@@ -16,18 +16,13 @@ from p2pnode.training.engines.values_link import answer_pull, stamped
 from p2pnode.training.layout import Layout
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.engine_messages import (
-    AbandonRun,
     ApplyUpdates,
     AskKeys,
-    BeginRun,
-    Counted,
-    CountStep,
     EngineAnswered,
     EngineAsked,
     EngineOpened,
     EngineReady,
     EngineSaid,
-    FinishRun,
     GetValues,
     KeysFound,
     ListPeers,
@@ -37,7 +32,6 @@ from p2pnode.training.trainer_link.engine_messages import (
     QuestionRefused,
     Reply,
     ValuesFound,
-    WaitAtBarrier,
 )
 from p2pnode.training.trainer_link.interface import Resume, TrainerEnd, TrainerFailed, TrainerHello, TrainerLeft
 from p2pnode.training.values.encoding import Key, decode_key, encode_key, encode_value
@@ -66,7 +60,6 @@ class EngineScript(StubTrainer):
         self.node_id = ""
         self.is_synchronous = False
         self.is_stopping = False
-        self.store = self
         self.result: int | Exception | None = None
         self.after: Any = None
         self._opened = EngineOpened("p2p", 1, barrier)
@@ -149,27 +142,8 @@ class EngineScript(StubTrainer):
             raise error_of(reply)
         return reply
 
-    # -- the host of the loop
-
-    async def begin(self) -> int:
-        reply = await self.ask(BeginRun())
-        assert isinstance(reply, Counted)
-        return reply.count
-
-    async def count(self, count: int, seconds: float) -> None:
-        await self.ask(CountStep(count, seconds))
-
-    async def wait(self, count: int) -> None:
-        await self.ask(WaitAtBarrier(count))
-
     async def pause(self) -> None:
         await asyncio.sleep(self._pause_s)
-
-    async def finish(self) -> None:
-        await self.ask(FinishRun())
-
-    async def abandon(self) -> None:
-        await self.ask(AbandonRun())
 
     # -- its store
 
