@@ -124,11 +124,9 @@ class MasterService:
         self._unreadable: dict[int, tuple[dict[bytes, None], float]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        #: Another master of this run, with a store of its own, that this one gives way to.
-        self._superior: bytes | None = None
         swarm.register(DISPATCH, self._on_request)
         swarm.on_change(self._on_change)
-        directory.on_record(self._on_record)
+        directory.on_record(lambda _: self._wake.set())
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -198,7 +196,6 @@ class MasterService:
         """Serve until the store is lost."""
         if self.store != "etcd" and (rival := await self._directory.confirmed(self._genesis)) is not None:
             raise StoreHeld(_two_masters(rival.node_id))
-        self._superior = None
         self._queue, self._serves_since, self._reason = queue, self._clock.monotonic(), ""
         self._heard.clear()
         self._unreadable.clear()
@@ -213,8 +210,7 @@ class MasterService:
                 await asyncio.wait((lost, waking), timeout=PUBLISH_S, return_when=asyncio.FIRST_COMPLETED)
                 waking.cancel()
                 self._wake.clear()
-                if self._superior is not None:
-                    raise StoreHeld(_two_masters(self._superior))
+                self._give_way()
             raise lost.result()
         finally:
             lost.cancel()
@@ -224,14 +220,12 @@ class MasterService:
         self._record = self._directory.own_record(queue.epoch, identity)
         await self._directory.publish(self._genesis, self._record)
 
-    def _on_record(self, record: MasterRecord) -> None:
-        """Two masters that began at the same time, each with a store of its own, must agree on one of them."""
-        own = self._record
-        if self._queue is None or own is None or self.store == "etcd":
-            return
-        if record.node_id != self._swarm.node_id and _rank_of(record) > _rank_of(own):
-            self._superior = record.node_id
-            self._wake.set()
+    def _give_way(self) -> None:
+        """Two masters that began at the same time, each with a store of its own, must agree on one of them. Raises
+        `StoreHeld`."""
+        own, other = self._record, self._other_record()
+        if self.store != "etcd" and own is not None and other is not None and _rank_of(other) > _rank_of(own):
+            raise StoreHeld(_two_masters(other.node_id))
 
     # -- workers that are gone -----------------------------------------------------------------------------------
 

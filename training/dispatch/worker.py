@@ -45,8 +45,6 @@ from p2pnode.training.trainer_link.record_messages import (
 
 #: Tasks that wait for the trainer beside the one that it draws from.
 AHEAD = 1
-#: A trainer that has something to report waits no longer for a task than this.
-NOT_NOW_S = 1.0
 #: A lease is renewed after this share of its length; and when more of its task is trained, so often at most.
 RENEWED_SHARE = 1 / 3
 PROGRESS_S = 2.0
@@ -182,8 +180,6 @@ class RecordsService:
             case RecordsWanted():
                 self._wanted = message
                 self._serve()
-                if self._wanted is message and not message.wait:
-                    asyncio.get_running_loop().call_later(NOT_NOW_S, self._decline, message)
                 self._wake_fetch.set()
             case RecordsTrained():
                 self.held.report(message.step, message.trained)
@@ -202,11 +198,6 @@ class RecordsService:
         self._wanted = None
         self._trainer.send_data(RecordsGranted(wanted.number, task, is_over))
         self._wake_fetch.set()
-
-    def _decline(self, wanted: RecordsWanted) -> None:
-        if self._wanted is wanted:
-            self._wanted = None
-            self._trainer.send_data(RecordsGranted(wanted.number, None))
 
     def _on_unreadable(self, message: RecordsUnreadable) -> None:
         key = (message.task, message.attempt)
@@ -354,8 +345,7 @@ class RecordsService:
     async def _take_over(self, identity: bytes) -> None:
         """Go on with what an earlier start of this node had, if the queue is the same."""
         if identity != self._identity:
-            for held in self.held.held():
-                self.held.remove((held.task, held.attempt))
+            self.held.give_back()
             self._reports.clear()
             self._avoid.clear()
             self._report_answered.set()

@@ -57,8 +57,8 @@ class RecordsOpened(msgspec.Struct, frozen=True, tag="records_opened"):
 
 
 class RecordsWanted(msgspec.Struct, frozen=True, tag="records_wanted"):
-    """Asks for a task; answered by a `RecordsGranted` of the same `number`. Without `wait` the answer comes at once,
-    and may be that there is none now: the trainer has records that it will report first."""
+    """Asks for a task; answered by a `RecordsGranted` of the same `number`. Without `wait` the answer may be that there
+    is none now: the trainer has records that it will report first."""
 
     number: int
     wait: bool
