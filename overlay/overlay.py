@@ -28,8 +28,6 @@ from p2pnode.overlay.kademlia.messages import StreamsFailing
 from p2pnode.overlay.kademlia.protocol import SwarmServer
 from p2pnode.overlay.line_trial import LineTrial
 from p2pnode.overlay.local_node import LocalChange, LocalNode
-from p2pnode.overlay.membership.failure_detector import FailureDetector
-from p2pnode.overlay.membership.members import MemberList
 from p2pnode.overlay.membership.responder import Responder
 from p2pnode.overlay.membership.service import Membership
 from p2pnode.overlay.nat.port_mapping import Gateway, PortMapper
@@ -63,7 +61,7 @@ class Overlay:
         lan: ZeroconfLan | None = None,
     ) -> None:
         """`gateway` maps a port in the router, `lan` announces the node in the local network; None: without."""
-        node, swarm, clock, rng = settings.node, settings.swarm, environment.clock, environment.entropy.random
+        node, swarm, clock = settings.node, settings.swarm, environment.clock
         address = Address(node.host, node.port or 1)
         self.local = local = LocalNode(
             identity.node_id, incarnation, boot_id, swarm.run, address, transport.line, settings.version
@@ -77,9 +75,11 @@ class Overlay:
         self._stopped = False
         self._server = SwarmServer(identity, settings, environment)
         self._protocol = protocol = self._server.protocol
-        self._detector = FailureDetector(local.node_id, incarnation, settings.liveness, rng, clock.monotonic())
-        self._members = members = MemberList(local.node_id, boot_id, self._detector, protocol.router, settings.k)
-        self._membership = membership = Membership(members, protocol, settings.liveness, environment)
+        self._membership = membership = Membership(
+            local.heartbeat, settings.k, protocol, settings.liveness, environment
+        )
+        self._members = members = membership.members
+        self._detector = members.detector
         self._responder = Responder(membership, protocol)
         self._lookups = lookups = LookupService(local, protocol, members, settings, clock)
         self._sampler = sampler = PeerSampler(local, settings.k, membership, lookups, environment)
@@ -96,7 +96,7 @@ class Overlay:
         self._line_trial = LineTrial(local, transport, members.peers, clock)
         self._capacity_store = CapacityStore(local.line, environment)
         self._port_mapper = None if gateway is None else PortMapper(local, gateway, environment)
-        dialer = Dialer(local, transport, context, environment, on_duplicate_identity=membership.on_own_id_proven)
+        dialer = Dialer(local, transport, context, environment, on_duplicate_identity=members.conflicts.on_proof)
         self._lan = LanDiscovery(local, lan, self._log)
         self._joining = Joining(local, dialer, PeerStore(environment), self._lan, membership, lookups, environment)
         self._joining.on_arrival(self._try_line)

@@ -150,7 +150,7 @@ class RequestService:
         sender = heartbeat.node_id
         if (proven := id_behind(source)) and proven != sender:
             raise self._refused("anothers_name", f"{short(proven)} uses the id of {short(sender)}")
-        self.membership.on_stream_request(heartbeat, Address(source.host, heartbeat.port), incoming.stream)
+        self.membership.members.on_stream_request(heartbeat, Address(source.host, heartbeat.port), incoming.stream)
         self._note(envelope)
         if sender == local.node_id:
             raise self._refused("own_id", f"{short(local.node_id)} is this node's own id: another process uses its key")
@@ -240,12 +240,12 @@ class _Outgoing:
         outgoing = service.start(to, *self._arguments)
         if shows_movement(outgoing):
             self._stream = outgoing
-            service.membership.movement.begin(to.node_id, outgoing)
+            service.membership.members.movement.begin(to.node_id, outgoing)
         try:
             answer = await outgoing.__aenter__()
         except BaseException as error:
             if self._stream is not None:
-                service.membership.movement.end(to.node_id, self._stream)
+                service.membership.members.movement.end(to.node_id, self._stream)
             if isinstance(error, TransportError):
                 service.on_error(to, error)
             raise
@@ -264,7 +264,7 @@ class _Outgoing:
             await self._sent.__aexit__(kind, error, trace)
         finally:
             if self._stream is not None:
-                self._service.membership.movement.end(self._to.node_id, self._stream)
+                self._service.membership.members.movement.end(self._to.node_id, self._stream)
             if isinstance(error, TransportError):
                 self._service.on_error(self._to, error)
 

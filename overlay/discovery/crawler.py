@@ -43,7 +43,7 @@ class Crawler:
         self._local = local
         self._k = k
         self._members = membership.members
-        self._movement = membership.movement
+        self._movement = membership.members.movement
         self._lookups = lookups
         self._sampler = sampler
         self._candidates = candidates
@@ -83,7 +83,7 @@ class Crawler:
             if not self._members.all_known():
                 await self._lookups.find(self._far_target())
             if not self._is_crawling():
-                self._members.forget_unused(frozenset(self._sampler.pool.ids()), self._clock.monotonic())
+                self._members.forget_unused(frozenset(self._sampler.pool.ids()))
             self._candidates.expire()
             self._movement.drop_ended()
 

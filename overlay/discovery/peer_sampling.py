@@ -206,7 +206,7 @@ class PeerSampler:
             now = self._clock.monotonic()
             most, unknown = COMPARED, [one for one in unknown if self._members.negative.is_silent(one, now)]
         for contact in unknown[:most]:
-            self._membership.verify(contact, asked)
+            self._membership.verify(contact, named_by=asked)
         return is_larger or bool(unknown)
 
     def _came_before_neighbours(self) -> bool:

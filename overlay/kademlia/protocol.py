@@ -6,7 +6,7 @@ task for each datagram. Waits are measured and have one retry; those of the pack
 are stored. All input passes `overlay.kademlia.messages.decode`. A response from a contact that is unknown at this
 address must prove its id, or it is dropped.
 
-The protocol decides nothing about peers: `ProtocolEvents` interprets responses, requests and time-outs.
+The protocol decides nothing about peers: it reports responses, requests and time-outs to `ProtocolEvents`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,16 @@ CONTEXT = b"p2pnode proof\0"
 
 
 class ProtocolEvents(Protocol):
-    """Facts about nodes that pass; `overlay.membership.service` interprets them."""
+    """Interprets what happens with other nodes, and knows what the protocol reads of them: the member list."""
+
+    def peer(self, node_id: bytes) -> Peer | None:
+        """What is known of a node, its round trips included."""
+
+    def stretch(self) -> float:
+        """The factor of this node's time-outs (local health)."""
+
+    def is_doubtful(self, node_id: bytes) -> bool:
+        """Whether it is suspected, or remembered as dead or as having left: what is sent to it is probably lost."""
 
     def on_response(
         self, heartbeat: Heartbeat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
@@ -79,19 +88,6 @@ class ProtocolEvents(Protocol):
 
     def on_gossip(self, news: Gossip, sender: bytes) -> None:
         """A datagram of `sender` carried this gossip."""
-
-
-class PeerView(Protocol):
-    """What the protocol reads of peers to choose its time-outs, and who gets gossip."""
-
-    def peer(self, node_id: bytes) -> Peer | None:
-        """What is known of a node, its round trips included."""
-
-    def stretch(self) -> float:
-        """The factor of this node's time-outs (local health)."""
-
-    def is_doubtful(self, node_id: bytes) -> bool:
-        """Whether it is suspected, or remembered as dead or as having left: what is sent to it is probably lost."""
 
 
 class IdentityProofs:
@@ -149,7 +145,6 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
         self.own_id: bytes = source_node.id
         self._proofs = proofs
         self._events: ProtocolEvents
-        self._peers: PeerView
         self._clock = environment.clock
         self._entropy = environment.entropy
         self._log = environment.log
@@ -166,9 +161,9 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
     def connection_made(self, transport: Any) -> None:
         self.transport: Transport | None = transport
 
-    def subscribe(self, events: ProtocolEvents, peers: PeerView) -> None:
-        """Report events to `events` and take round trips from `peers`; once, before the node enters a swarm."""
-        self._events, self._peers = events, peers
+    def subscribe(self, events: ProtocolEvents) -> None:
+        """Report events to `events`; once, before the node enters a swarm."""
+        self._events = events
 
     def register(self, call: type[C], procedure: Callable[[C, Heartbeat, Address, bytes], Result | None]) -> None:
         """Answer requests of this kind by a procedure."""
@@ -221,11 +216,11 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
             on_result(None)
             return
         now = self._clock.monotonic()
-        peer = self._peers.peer(contact.node_id)
+        peer = self._events.peer(contact.node_id)
         require_proof = require_proof or peer is None or peer.address != contact.address
         first_s, second_s = limit_s, 0.0
         if first_s is None:
-            first_s, second_s = self.round_trips.waits(peer, self._peers.stretch())
+            first_s, second_s = self.round_trips.waits(peer, self._events.stretch())
         pending = PendingCall(
             contact, body, on_result, on_slow, second_s, counts_as_failure, require_proof, timed=limit_s is None
         )
@@ -234,7 +229,7 @@ class SwarmProtocol(KademliaProtocol):  # type: ignore[misc]
     def _send_try(self, message_id: bytes, pending: PendingCall) -> None:
         # Gossip goes out a bounded number of times. When some members die at one moment, all that a node has to say of
         # them would go out with its probes of them, and nobody would hear it.
-        is_lost = pending.is_retried or self._peers.is_doubtful(pending.contact.node_id)
+        is_lost = pending.is_retried or self._events.is_doubtful(pending.contact.node_id)
         news = [] if is_lost else self.queue.take()
         self._send(
             _node_address(pending.contact),

@@ -1,6 +1,5 @@
 """Which nodes are in the swarm, and which are alive: a member list with SWIM and Lifeguard failure detection.
 
-May import the flat modules of `overlay` and `overlay.kademlia`. `members` and `failure_detector`, and the small rules
-that they use, are pure: events in, `actions` out. `service` connects them to the protocol, performs the actions and
-runs the timers; `responder` answers requests.
+May import the flat modules of `overlay` and `overlay.kademlia`. `members` and `failure_detector` decide, and act
+through a `Network`; `service` is that network, and runs their timer; `responder` answers requests.
 """

@@ -1,7 +1,7 @@
 """SWIM's failure detector (Das et al. 2002) with Lifeguard's suspicion and local health (Dadgar et al. 2018).
 
 Decides which members to probe, when a silent member is suspected, when a suspected one is dead, and what to gossip.
-Takes events with the time and returns actions; it sends nothing.
+Takes events with the time, and sends through the `Network` that it is given.
 
 A member that does not answer a ping is pinged through others, and if that fails too it is suspected. The suspicion is
 gossiped. Gossip is a reason to probe and no evidence: a node removes a member only after the member left this node's
@@ -16,21 +16,15 @@ and both pings take 0.5 s. The suspicion takes 3 s and its last probe 0.5 s. Pur
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from heapq import heappop, heappush, nsmallest
+from heapq import heappop, heappush
 from typing import Literal
 
 from p2pnode.overlay.kademlia.calls import PROBE_TIMEOUT_S
 from p2pnode.overlay.kademlia.messages import Gossip, MemberState
-from p2pnode.overlay.membership.actions import (
-    Broadcast,
-    DetectorAction,
-    SendNow,
-    SendPing,
-    SendPingRequest,
-    StateChanged,
-)
+from p2pnode.overlay.membership.network import Network
+from p2pnode.overlay.membership.probe_order import ProbeOrder
 from p2pnode.overlay.settings import LivenessSettings
 
 #: `MemberState(n)` as a table, because every datagram may carry four.
@@ -63,6 +57,9 @@ GOSSIP_PAUSE_S = 10.0
 #: A tick that is later than this shows that this node's loop lags.
 LAG_S = 0.1
 MAX_SCORE = 7
+
+#: What the detector finds of a member.
+StateChange = Literal["suspect", "refuted", "dead", "left"]
 
 
 @dataclass(slots=True)
@@ -115,14 +112,24 @@ class FailureDetector:
     """The members of one node's view, the dead it remembers, and its own health."""
 
     def __init__(
-        self, own_id: bytes, incarnation: int, settings: LivenessSettings, rng: random.Random, now: float
+        self,
+        own_id: bytes,
+        incarnation: int,
+        settings: LivenessSettings,
+        rng: random.Random,
+        now: float,
+        network: Network,
+        on_change: Callable[[bytes, StateChange, str], None],
     ) -> None:
+        """`on_change` gets each change of a member, and its reason."""
         self.own_id = own_id
         self.incarnation = incarnation
         self.settings = settings
         self.health = LocalHealth()
         self.leaving = False
         self._rng = rng
+        self._network = network
+        self._on_change = on_change
         self._members: dict[bytes, Member] = {}
         self._removed: dict[bytes, Member] = {}
         self._suspects: dict[bytes, None] = {}
@@ -178,92 +185,87 @@ class FailureDetector:
         """Probe these in every round; replaces the former ones."""
         self._watched = dict.fromkeys(sorted(node_ids))
 
-    def on_response(self, node_id: bytes, incarnation: int, now: float) -> list[DetectorAction]:
+    def on_response(self, node_id: bytes, incarnation: int, now: float) -> None:
         """It answered this node: a member from now on, whatever its state was."""
         if node_id in self._members:
-            return self.on_heartbeat(node_id, incarnation, now)
+            self.on_heartbeat(node_id, incarnation, now)
+            return
         gone = self._removed.pop(node_id, None)
         self._members[node_id] = Member(incarnation, now)
         self._order.insert(node_id)
-        if gone is None or gone.state is not MemberState.DEAD:
-            return []
-        # The sides of a healed partition: of those that removed it few would call it soon.
-        return [Broadcast(Gossip(MemberState.ALIVE, node_id, incarnation), at_once=True)]
+        if gone is not None and gone.state is MemberState.DEAD:
+            # The sides of a healed partition: of those that removed it few would call it soon.
+            self._network.broadcast(Gossip(MemberState.ALIVE, node_id, incarnation), at_once=True)
 
-    def on_heartbeat(self, node_id: bytes, incarnation: int, now: float) -> list[DetectorAction]:
+    def on_heartbeat(self, node_id: bytes, incarnation: int, now: float) -> None:
         """A message of a known member itself has arrived."""
         member = self._members.get(node_id)
         if member is None:
-            return []
+            return
         member.heard, member.missed, member.reported_dead = now, 0, False
         member.incarnation = max(member.incarnation, incarnation)
-        if member.state is not MemberState.SUSPECT:
-            return []
-        member.state = MemberState.ALIVE
-        self._suspects.pop(node_id, None)
-        return [StateChanged(node_id, "refuted", "it sent a message")]
+        if member.state is MemberState.SUSPECT:
+            member.state = MemberState.ALIVE
+            self._suspects.pop(node_id, None)
+            self._on_change(node_id, "refuted", "it sent a message")
 
-    def on_movement(self, node_id: bytes, now: float) -> list[DetectorAction]:
+    def on_movement(self, node_id: bytes, now: float) -> None:
         """Bytes of streams with it move: as good as a message of the start that is known."""
-        member = self._members.get(node_id)
-        return [] if member is None else self.on_heartbeat(node_id, member.incarnation, now)
+        if (member := self._members.get(node_id)) is not None:
+            self.on_heartbeat(node_id, member.incarnation, now)
 
-    def on_timeout(self, node_id: bytes, now: float, *, others: Iterable[bytes]) -> list[DetectorAction]:
+    def on_timeout(self, node_id: bytes, now: float, *, others: Iterable[bytes]) -> None:
         """It answered neither a call nor its retry. `others` may be asked to ping it."""
         member = self._members.get(node_id)
         if member is None:
-            return []
+            return
         member.missed += 1
-        if member.reported_dead and member.state is not MemberState.SUSPECT:
-            missed, suspected = member.missed, self._suspect(node_id, member, now, "others report it dead")
-            member.missed = missed
-            return [*suspected, *self._confirm_report(node_id, member, now)]
-        if member.state is MemberState.SUSPECT:
-            return self._confirm_report(node_id, member, now)
+        if member.state is MemberState.SUSPECT or member.reported_dead:
+            self._suspect(node_id, member, now, "others report it dead")
+            self._confirm_report(node_id, member, now)
+            return
         if len(self._suspects) >= MAX_SUSPECTS_PER_ROUND:
-            return self.on_unreachable(node_id, now, "it does not answer, as many others do not")
+            self.on_unreachable(node_id, now, "it does not answer, as many others do not")
+            return
         helpers = [other for other in others if other != node_id and not self.is_suspect(other)]
         count = min(INDIRECT_PROBES, len(helpers))
         if count == 0:
-            return self.on_unreachable(node_id, now, "it does not answer")
-        return [SendPingRequest(node_id, tuple(self._rng.sample(helpers, count)))]
+            self.on_unreachable(node_id, now, "it does not answer")
+        else:
+            self._network.probe_through(node_id, self._rng.sample(helpers, count))
 
-    def on_unreachable(self, node_id: bytes, now: float, reason: str) -> list[DetectorAction]:
+    def on_unreachable(self, node_id: bytes, now: float, reason: str) -> None:
         """Neither direct nor indirect pings reached it: suspect it, and send that to it and to others."""
         member = self._members.get(node_id)
         if member is None or member.state is MemberState.SUSPECT:
-            return []
+            return
+        member.missed = 0
+        self._suspect(node_id, member, now, reason)
         news = Gossip(MemberState.SUSPECT, node_id, member.incarnation)
-        return [*self._suspect(node_id, member, now, reason), SendNow(node_id, news), Broadcast(news)]
+        self._network.tell(node_id, news)
+        self._network.broadcast(news)
 
-    def request_probe(self, node_id: bytes, now: float) -> list[DetectorAction]:
-        """Probe it now: a caller has reason to doubt it."""
+    def request_probe(self, node_id: bytes, now: float) -> bool:
+        """Probe it now, for a caller has reason to doubt it. False: that was just done, or it is no member."""
         member = self._members.get(node_id)
         if member is None or now - member.probed < PROBE_PAUSE_S:
-            return []
+            return False
         member.probed = now
-        return [SendPing(node_id)]
+        self._network.probe(node_id)
+        return True
 
-    def declare_dead(self, node_id: bytes, now: float, reason: str) -> list[DetectorAction]:
+    def declare_dead(self, node_id: bytes, now: float, reason: str) -> None:
         """It is certain that it is gone: another node answers at its address."""
-        member = self._members.get(node_id)
-        if member is None:
-            return []
-        news = Gossip(MemberState.DEAD, node_id, member.incarnation)
-        return [*self._remove(node_id, now, MemberState.DEAD, reason), Broadcast(news)]
+        self._remove(node_id, now, MemberState.DEAD, reason)
 
     def forget(self, node_id: bytes) -> None:
         """Drop a member that is of no use any more, whatever its state."""
         if self._members.pop(node_id, None) is not None:
             self._suspects.pop(node_id, None)
 
-    def on_leave(self, node_id: bytes, now: float) -> list[DetectorAction]:
+    def on_leave(self, node_id: bytes, now: float) -> None:
         """Its own message announces that it leaves."""
-        member = self._members.get(node_id)
-        if member is None:
-            return []
-        news = Gossip(MemberState.LEFT, node_id, member.incarnation)
-        return [*self._remove(node_id, now, MemberState.LEFT, "it left"), Broadcast(news)]
+        self._remove(node_id, now, MemberState.LEFT, "it left")
 
     def leave_notice(self) -> Gossip:
         """The gossip that announces the leave of this node."""
@@ -272,31 +274,34 @@ class FailureDetector:
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    def tick(self, now: float) -> list[DetectorAction]:
+    def tick(self, now: float) -> None:
         """Expire suspicions and begin a probe round when one is due."""
         lag_s = max(0.0, now - self._planned)
         if self.health.on_tick(lag_s):
             self._deadlines.clear()
             for node_id in self._suspects:  # this node lagged: no deadline may pass meanwhile
                 self._set_deadline(node_id, self._members[node_id].deadline + lag_s)
-        actions: list[DetectorAction] = []
+        silent: list[tuple[bytes, float]] = []
+        probes: list[bytes] = []
         for node_id in self._suspects_due(now):
             member = self._members[node_id]
-            if member.missed < UNANSWERED_PROBES_TO_CONFIRM:
-                self._set_deadline(node_id, now + EVIDENCE_STEP_S)  # the rounds continue to probe it
-                actions += self._probe_out_of_turn(node_id, member, now)
-            else:
-                reason = f"suspected for {now - member.since:.1f} s and silent"
-                news = Gossip(MemberState.DEAD, node_id, member.incarnation)
-                actions += self._remove(node_id, now, MemberState.DEAD, reason)
-                actions += [SendNow(node_id, news), Broadcast(news, at_once=True)]
+            if member.missed >= UNANSWERED_PROBES_TO_CONFIRM:
+                silent.append((node_id, now - member.since))
+                continue
+            self._set_deadline(node_id, now + EVIDENCE_STEP_S)  # the rounds continue to probe it
+            if self._is_overdue(member, now):
+                member.probed = now
+                probes.append(node_id)
+        for node_id, silent_s in silent:
+            self._remove(node_id, now, MemberState.DEAD, f"suspected for {silent_s:.1f} s and silent", at_once=True)
         if now >= self._next_round:
             self._next_round = now + self.settings.probe_interval_s
-            actions += self._begin_round(now)
+            probes += self._begin_round(now)
             if now >= self._next_purge or len(self._removed) > MAX_REMEMBERED:
                 self._next_purge = now + PURGE_INTERVAL_S
                 self._purge(now)
-        return actions
+        for node_id in probes:
+            self._network.probe(node_id)
 
     def _suspects_due(self, now: float) -> list[bytes]:
         """Suspects whose deadline has passed, longest suspected first. When half of a swarm dies there are hundreds of
@@ -312,22 +317,21 @@ class FailureDetector:
         self._members[node_id].deadline = deadline
         heappush(self._deadlines, (deadline, node_id))
 
-    def _probe_out_of_turn(self, node_id: bytes, member: Member, now: float) -> list[DetectorAction]:
-        """After twice its time: of hundreds of suspects each waits long for its turn, and some of them may be alive."""
+    def _is_overdue(self, member: Member, now: float) -> bool:
+        """Whether twice its time has passed, and its last probe too: of hundreds of suspects each waits long for its
+        turn, and some of them may be alive."""
         pause_s = PROBE_TIMEOUT_S * self.stretch
-        if now < member.since + 2 * self.settings.suspicion_s or now - member.probed < pause_s:
-            return []
-        member.probed = now
-        return [SendPing(node_id)]
+        return now >= member.since + 2 * self.settings.suspicion_s and now - member.probed >= pause_s
 
-    def _begin_round(self, now: float) -> list[DetectorAction]:
+    def _begin_round(self, now: float) -> list[bytes]:
+        """Whom to probe now."""
         stale = now - FRESH_SHARE * self.settings.probe_interval_s
         due = dict.fromkeys(node_id for node_id in self._watched if self._is_due(node_id, stale))
         due |= dict.fromkeys(self._suspects_in_turn(stale))
         due |= dict.fromkeys(self._order.next_due(self._members, lambda node_id: self._is_due(node_id, stale)))
         for node_id in due:
             self._members[node_id].probed = now
-        return [SendPing(node_id) for node_id in due]
+        return list(due)
 
     def _suspects_in_turn(self, stale: float) -> list[bytes]:
         """Suspects that were not probed just now, longest first."""
@@ -346,158 +350,100 @@ class FailureDetector:
 
     # -- gossip --------------------------------------------------------------------------------------------------
 
-    def on_gossip(self, news: Gossip, sender: bytes, now: float) -> list[DetectorAction]:
+    def on_gossip(self, news: Gossip, sender: bytes, now: float) -> None:
         """One update that a datagram of `sender` carried."""
         if news.node_id == self.own_id:
-            return self._on_accusation(news, sender, now)
+            self._on_accusation(news, sender, now)
+            return
         kind = _STATES[news.kind]
         member = self._members.get(news.node_id)
         if member is None:
-            return self._on_gossip_of_others(news, kind, now)
-        if news.incarnation < member.incarnation or kind is MemberState.ALIVE:
-            return []
-        if kind is MemberState.LEFT and sender == news.node_id:
-            return self.on_leave(news.node_id, now)
-        if now - member.heard < self.settings.probe_interval_s:
-            return []
-        return self._doubt(news, kind, member, now)
+            self._on_gossip_of_others(news, kind, now)
+        elif news.incarnation < member.incarnation or kind is MemberState.ALIVE:
+            return
+        elif kind is MemberState.LEFT and sender == news.node_id:
+            self.on_leave(news.node_id, now)
+        elif now - member.heard >= self.settings.probe_interval_s:
+            self._doubt(news, kind, member, now)
 
-    def _on_accusation(self, news: Gossip, sender: bytes, now: float) -> list[DetectorAction]:
+    def _on_accusation(self, news: Gossip, sender: bytes, now: float) -> None:
         """Others doubt this node: ping who said so, for any message of its own ends a suspicion there. One that has
         removed this node already verifies it."""
         if self.leaving or news.incarnation != self.incarnation or news.kind == MemberState.ALIVE:
-            return []
+            return
         if now - self._accused >= self.settings.probe_interval_s:
             self._accused = now
             self.health.worsen()
-        return self.request_probe(sender, now)
+        self.request_probe(sender, now)
 
-    def _on_gossip_of_others(self, news: Gossip, kind: MemberState, now: float) -> list[DetectorAction]:
+    def _on_gossip_of_others(self, news: Gossip, kind: MemberState, now: float) -> None:
         """About a node that is no member: a dead one that answered others is called, once in a while."""
         gone = self._removed.get(news.node_id)
         if gone is None:
-            return self._pass_on(news) if kind is MemberState.DEAD else []
-        if kind is not MemberState.ALIVE or now - gone.doubted < GOSSIP_PAUSE_S or gone.state is MemberState.LEFT:
-            return []
-        gone.doubted = now
-        return [SendPing(news.node_id), Broadcast(news)]
+            if kind is MemberState.DEAD:
+                self._pass_on(news)
+        elif kind is MemberState.ALIVE and now - gone.doubted >= GOSSIP_PAUSE_S and gone.state is MemberState.DEAD:
+            gone.doubted = now
+            self._network.probe(news.node_id)
+            self._network.broadcast(news)
 
-    def _pass_on(self, news: Gossip) -> list[DetectorAction]:
+    def _pass_on(self, news: Gossip) -> None:
         """The death of a node that this one does not know. Those that do may be few, as of one that has just joined,
         and would not reach each other. Each death once."""
         if news.incarnation <= self._passed.get(news.node_id, -1):
-            return []
+            return
         self._passed.pop(news.node_id, None)
         self._passed[news.node_id] = news.incarnation
         if len(self._passed) > MAX_PASSED:
             del self._passed[next(iter(self._passed))]
-        return [Broadcast(news)]
+        self._network.broadcast(news)
 
-    def _doubt(self, news: Gossip, kind: MemberState, member: Member, now: float) -> list[DetectorAction]:
+    def _doubt(self, news: Gossip, kind: MemberState, member: Member, now: float) -> None:
         """Others suspect it, or report that it is dead or has left: ask it. Only a suspicion is passed on unasked."""
         if kind is MemberState.SUSPECT:
-            if member.state is MemberState.SUSPECT or now - member.doubted < GOSSIP_PAUSE_S:
-                return []
-            member.doubted = now
-            return [*self.request_probe(news.node_id, now), Broadcast(news)]
-        if member.reported_dead:
-            return []
-        member.reported_dead = True
-        if member.state is MemberState.SUSPECT:
-            return self._confirm_report(news.node_id, member, now)
-        return self.request_probe(news.node_id, now)
+            if member.state is not MemberState.SUSPECT and now - member.doubted >= GOSSIP_PAUSE_S:
+                member.doubted = now
+                self.request_probe(news.node_id, now)
+                self._network.broadcast(news)
+        elif not member.reported_dead:
+            member.reported_dead = True
+            if member.state is MemberState.SUSPECT:
+                self._confirm_report(news.node_id, member, now)
+            else:
+                self.request_probe(news.node_id, now)
 
-    def _confirm_report(self, node_id: bytes, member: Member, now: float) -> list[DetectorAction]:
+    def _confirm_report(self, node_id: bytes, member: Member, now: float) -> None:
         """A suspect that others report dead is probed without a pause, and dead once it has left enough unanswered."""
         if not member.reported_dead:
-            return []
+            return
         if member.missed < UNANSWERED_PROBES_TO_CONFIRM:
             member.probed = now
-            return [SendPing(node_id)]
-        news = Gossip(MemberState.DEAD, node_id, member.incarnation)
-        reason = "others report it dead, and it does not answer this node"
-        return [*self._remove(node_id, now, MemberState.DEAD, reason), Broadcast(news)]
+            self._network.probe(node_id)
+        else:
+            reason = "others report it dead, and it does not answer this node"
+            self._remove(node_id, now, MemberState.DEAD, reason)
 
     # -- transitions ---------------------------------------------------------------------------------------------
 
-    def _suspect(self, node_id: bytes, member: Member, now: float, reason: str) -> list[DetectorAction]:
+    def _suspect(self, node_id: bytes, member: Member, now: float, reason: str) -> None:
         if member.state is MemberState.SUSPECT:
-            return []
+            return
         member.state = MemberState.SUSPECT
         member.since = now
-        member.missed = 0
         self._suspects[node_id] = None
         self._set_deadline(node_id, now + self.settings.suspicion_s)
-        return [StateChanged(node_id, "suspect", reason)]
+        self._on_change(node_id, "suspect", reason)
 
-    def _remove(self, node_id: bytes, now: float, state: MemberState, reason: str) -> list[DetectorAction]:
-        last = self._members.pop(node_id)
+    def _remove(self, node_id: bytes, now: float, state: MemberState, reason: str, *, at_once: bool = False) -> None:
+        """A member is dead or has left; `at_once`: tell it and others now."""
+        last = self._members.pop(node_id, None)
+        if last is None:
+            return
         self._suspects.pop(node_id, None)
         last.state, last.since = state, now
         self._removed[node_id] = last
-        kind: Literal["dead", "left"] = "left" if state is MemberState.LEFT else "dead"
-        return [StateChanged(node_id, kind, reason)]
-
-
-#: So many of the closest have turns of their own; with up to twice as many members nobody waits long for one.
-NEIGHBOURS = 20
-
-
-class _Turns:
-    """A shuffled list of members, and the position in it."""
-
-    __slots__ = ("_order", "_rng", "_turn")
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._order: list[bytes] = []
-        self._turn = 0
-
-    def insert(self, node_id: bytes) -> None:
-        self._order.insert(self._rng.randint(self._turn, len(self._order)), node_id)
-
-    def next_due(self, again: Callable[[], list[bytes]], is_due: Callable[[bytes], bool]) -> list[bytes]:
-        """The next member that is due, if any is; after a pass the turns begin `again` with these."""
-        for _ in range(len(self._order) or 1):
-            if self._turn >= len(self._order):
-                self._order = again()
-                self._rng.shuffle(self._order)
-                self._turn = 0
-                if not self._order:
-                    return []
-            node_id = self._order[self._turn]
-            self._turn += 1
-            if is_due(node_id):
-                return [node_id]
-        return []
-
-
-class ProbeOrder:
-    """The turns of all members, and those of the closest."""
-
-    def __init__(self, own_id: bytes, rng: random.Random) -> None:
-        self._own = int.from_bytes(own_id, "big")
-        self._all = _Turns(rng)
-        self._near = _Turns(rng)
-        self._radius = 0  # of the closest when their turns began: a new member within it is one of them
-
-    def _distance(self, node_id: bytes) -> int:
-        return int.from_bytes(node_id, "big") ^ self._own
-
-    def insert(self, node_id: bytes) -> None:
-        """A new member gets a random place in the rest of this pass: its first probe is not late, nor foreseeable."""
-        self._all.insert(node_id)
-        if self._distance(node_id) < self._radius:
-            self._near.insert(node_id)
-
-    def next_due(self, members: Collection[bytes], is_due: Callable[[bytes], bool]) -> list[bytes]:
-        """The next member that is due, and the next of the closest; after a pass all `members` are reshuffled. Removed
-        ones are never due."""
-
-        def closest() -> list[bytes]:
-            nearest = nsmallest(NEIGHBOURS, members, key=self._distance)
-            self._radius = self._distance(nearest[-1])
-            return nearest
-
-        chosen = self._all.next_due(lambda: list(members), is_due)
-        return chosen + self._near.next_due(closest, is_due) if len(members) > 2 * NEIGHBOURS else chosen
+        self._on_change(node_id, "left" if state is MemberState.LEFT else "dead", reason)
+        news = Gossip(state, node_id, last.incarnation)
+        if at_once:
+            self._network.tell(node_id, news)
+        self._network.broadcast(news, at_once=at_once)

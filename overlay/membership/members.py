@@ -11,32 +11,28 @@ other's list through that one, which pings it and passes its heartbeat on (`on_r
 for must not depend on whom it can reach. Until such a member has answered this node itself it is *unverified*: it is in
 no routing table, no candidate for shards, and not named to others.
 
-Events in, actions out: each method takes one event with the time, changes the tables and returns the actions that
-`overlay.membership.service` performs. Pure.
+Each event changes the tables, and what follows for others goes through the `Network` that the list is given.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container
+from functools import partial
 
 from p2pnode.overlay.addresses import Address, usable_host
+from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.ids import short
-from p2pnode.overlay.kademlia.messages import DuplicateIdentity, Gossip
+from p2pnode.overlay.kademlia.messages import Gossip
 from p2pnode.overlay.kademlia.routing_table import ContactTable
-from p2pnode.overlay.membership.actions import (
-    Action,
-    AddressClaim,
-    CheckAddress,
-    DetectorAction,
-    Notify,
-    StateChanged,
-    Verify,
-)
-from p2pnode.overlay.membership.failure_detector import FailureDetector
+from p2pnode.overlay.membership.failure_detector import FailureDetector, StateChange
 from p2pnode.overlay.membership.identity_conflict import IdentityConflicts, is_conflict, is_same_start
+from p2pnode.overlay.membership.network import Network
+from p2pnode.overlay.membership.stream_movement import StreamMovement
 from p2pnode.overlay.peer_table import PeerTable
 from p2pnode.overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange
+from p2pnode.overlay.settings import LivenessSettings
+from p2pnode.overlay.transport import RequestStream
 
 #: More peers than this are not inserted: a table need not hold every node, and an attacker can invent any number.
 MAX_PEERS = 4096
@@ -87,25 +83,38 @@ class NegativeCache:
 
 
 class MemberList:
-    """The peers of one node."""
+    """The peers of one node. Implements `overlay.kademlia.protocol.ProtocolEvents`."""
 
     def __init__(
         self,
-        own_id: bytes,
-        boot_id: int,
-        detector: FailureDetector,
+        own: Heartbeat,
         table: ContactTable,
         k: int,
+        settings: LivenessSettings,
+        environment: Environment,
+        network: Network,
     ) -> None:
+        """`own`: id and start of this node."""
         self.peers = PeerTable()
-        self.detector = detector
-        self.conflicts = IdentityConflicts(own_id, boot_id)
+        self.detector = FailureDetector(
+            own.node_id,
+            own.incarnation,
+            settings,
+            environment.entropy.random,
+            environment.clock.monotonic(),
+            network,
+            self._follow,
+        )
+        self.conflicts = IdentityConflicts(own.node_id, own.boot_id, network, environment.log)
         self.negative = NegativeCache()
+        self.movement = StreamMovement()
         self.counters: Counter[str] = Counter()
         self.dead_contacts: dict[bytes, Contact] = {}
-        self._own_id = own_id
+        self._own_id = own.node_id
         self._table = table
         self._k = k
+        self._now = environment.clock.monotonic
+        self._network = network
         self._behind_nat: dict[bytes, None] = {}  # an empty set takes four times as much
         #: Members that did not answer this node last, and who has reached each for it.
         self._helpers: dict[bytes, bytes] = {}
@@ -126,7 +135,7 @@ class MemberList:
         return self.detector.stretch
 
     def is_doubtful(self, node_id: bytes) -> bool:
-        """See `overlay.kademlia.protocol.PeerView`."""
+        """See `ProtocolEvents`."""
         return self.detector.is_suspect(node_id) or self.detector.is_gone(node_id)
 
     def all_known(self) -> bool:
@@ -155,129 +164,110 @@ class MemberList:
     # -- datagrams -----------------------------------------------------------------------------------------------
 
     def on_response(
-        self,
-        heartbeat: Heartbeat,
-        source: Address,
-        rtt_s: float | None,
-        asked: Contact,
-        now: float,
-        *,
-        proven: bool = False,
-    ) -> Sequence[Action]:
-        """The node that was asked answered; `proven`: it proved its id."""
+        self, heartbeat: Heartbeat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
+    ) -> None:
+        """See `ProtocolEvents`."""
         self.negative.discard(asked)
         if heartbeat.node_id in self._helpers and (proven or heartbeat.node_id not in self._unverified):
             self._reached(heartbeat, asked)
         known = self.peers.get(heartbeat.node_id)
         if known is not None and known.address == asked.address and is_same_start(heartbeat, known):
-            return self._refresh(heartbeat, asked.address, rtt_s, now)
+            self._refresh(heartbeat, asked.address, rtt_s)
+            return
         if not proven:
             # A known node, restarted or moved: possible, but it has to prove its id.
-            return self.verify(asked)
+            self._network.verify(asked)
+            return
         if heartbeat.activity == Activity.LEAVING:
-            return self._applied(self.detector.on_leave(heartbeat.node_id, now))
+            self.detector.on_leave(heartbeat.node_id, self._now())
+            return
         claimed = claimed_address(heartbeat, source)
         if asked.address == claimed:
-            return self._verified(heartbeat, claimed, rtt_s, known, now)
-        if known is None:
+            self._verified(heartbeat, claimed, rtt_s, known)
+        elif known is None:
             # It answered at the address asked and claims another one, which is used if it answers there too.
-            return (
-                CheckAddress(
-                    Contact(heartbeat.node_id, claimed), AddressClaim(heartbeat, asked.address, rtt_s, known=False)
-                ),
-            )
-        if asked.address in (known.address, source):
-            return self._verified(heartbeat, asked.address, rtt_s, known, now)
-        return ()
+            otherwise = partial(self._on_unanswered_check, heartbeat, asked.address, rtt_s, known=False)
+            self._network.check_address(Contact(heartbeat.node_id, claimed), otherwise)
+        elif asked.address in (known.address, source):
+            self._verified(heartbeat, asked.address, rtt_s, known)
 
-    def on_id_mismatch(
-        self, heartbeat: Heartbeat, source: Address, asked: Contact, now: float, *, proven: bool = False
-    ) -> Sequence[Action]:
-        """Another node answered at the address of the one that was asked: the address is its own now."""
+    def on_id_mismatch(self, heartbeat: Heartbeat, source: Address, asked: Contact, *, proven: bool = False) -> None:
+        """See `ProtocolEvents`: the address is the other node's now."""
         known = self.peers.get(asked.node_id)
-        self.negative.add(asked, now)
-        removed: Sequence[Action] = ()
+        self.negative.add(asked, self._now())
         if known is not None and known.address == asked.address:
-            removed = self._declare_dead(asked.node_id, now, f"{short(heartbeat.node_id)} answers at its address")
-        answer = Contact(heartbeat.node_id, asked.address)
-        return [*removed, *self.on_response(heartbeat, source, None, answer, now, proven=proven)]
+            self._declare_dead(asked.node_id, f"{short(heartbeat.node_id)} answers at its address")
+        self.on_response(heartbeat, source, None, Contact(heartbeat.node_id, asked.address), proven=proven)
 
-    def on_request(self, heartbeat: Heartbeat, source: Address, now: float) -> Sequence[Action]:
-        """A node sent a request: refresh it if it is at its known address, otherwise verify it."""
+    def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
+        """See `ProtocolEvents`: refresh the node if it is at its known address, otherwise verify it."""
         node_id = heartbeat.node_id
         if node_id == self._own_id:
-            return self.on_own_id(heartbeat, source)
+            self.on_own_id(heartbeat, source)
+            return
         claimed = claimed_address(heartbeat, source)
         known = self.peers.get(node_id)
         if known is not None and known.address == claimed and is_same_start(heartbeat, known):
-            return self._refresh(heartbeat, claimed, None, now)
-        if known is not None and known.address == source and is_same_start(heartbeat, known):
-            actions = self._refresh(heartbeat, known.address, None, now)
-            if self._claimed_addresses.get(node_id) == claimed:
-                return actions
-            self._claimed_addresses[node_id] = claimed  # its router may have opened a port for it since
-            return [*actions, *self.verify(Contact(node_id, claimed))]
-        if known is not None and known.address != claimed and is_conflict(heartbeat, known):
-            return self._report_conflict(heartbeat, source, known, now)
-        if heartbeat.activity != Activity.LEAVING and (known is not None or self._would_insert(node_id)):
-            at_claimed = self.verify(Contact(node_id, claimed))
-            return at_claimed if source == claimed else (*at_claimed, *self.verify(Contact(node_id, source)))
-        return ()
+            self._refresh(heartbeat, claimed, None)
+        elif known is not None and known.address == source and is_same_start(heartbeat, known):
+            self._refresh(heartbeat, known.address, None)
+            if self._claimed_addresses.get(node_id) != claimed:
+                self._claimed_addresses[node_id] = claimed  # its router may have opened a port for it since
+                self._network.verify(Contact(node_id, claimed))
+        elif known is not None and known.address != claimed and is_conflict(heartbeat, known):
+            self._report_conflict(heartbeat, source, known)
+        elif heartbeat.activity != Activity.LEAVING and (known is not None or self._would_insert(node_id)):
+            self._network.verify(Contact(node_id, claimed))
+            if source != claimed:
+                self._network.verify(Contact(node_id, source))
 
-    def on_timeout(self, contact: Contact, now: float) -> Sequence[Action]:
-        """A call and its retry had no answer."""
+    def on_timeout(self, contact: Contact) -> None:
+        """See `ProtocolEvents`. A peer whose streams move is slow: its pongs wait behind them."""
+        now, node_id = self._now(), contact.node_id
+        if self.movement.has_moved(node_id):
+            self.movement.mark(node_id)
+            self.detector.on_movement(node_id, now)
+            return
         self.negative.add(contact, now)
-        known = self.peers.get(contact.node_id)
+        known = self.peers.get(node_id)
         if known is not None and known.address == contact.address:
-            others = [node_id for node_id in self.peers.ids() if node_id not in self._helpers]
-            return self._applied(self.detector.on_timeout(contact.node_id, now, others=others))
-        return ()
+            others = [other for other in self.peers.ids() if other not in self._helpers]
+            self.detector.on_timeout(node_id, now, others=others)
 
-    def on_movement(self, node_id: bytes, now: float) -> Sequence[Action]:
-        """A call had no answer, but the streams with this node move."""
-        return self._applied(self.detector.on_movement(node_id, now))
+    def on_gossip(self, news: Gossip, sender: bytes) -> None:
+        """See `ProtocolEvents`."""
+        self.detector.on_gossip(news, sender, self._now())
 
-    def on_gossip(self, news: Gossip, sender: bytes, now: float) -> Sequence[Action]:
-        actions = self.detector.on_gossip(news, sender, now)
-        return self._applied(actions) if actions else actions
+    def on_own_id(self, heartbeat: Heartbeat, source: Address, *, proven: bool = False) -> None:
+        """See `ProtocolEvents`."""
+        self.conflicts.on_own_id(heartbeat, claimed_address(heartbeat, source), source, proven=proven)
 
-    def on_own_id(self, heartbeat: Heartbeat, source: Address, *, proven: bool = False) -> Sequence[Action]:
-        """A datagram of another process carries this node's id."""
-        return self.conflicts.on_own_id(heartbeat, claimed_address(heartbeat, source), source, proven=proven)
+    def _on_unanswered_check(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, *, known: bool) -> None:
+        """The preferred address did not answer: the peer is at the other one. `known`: whether it was a peer then."""
+        if (heartbeat.node_id in self.peers) == known:
+            self._place(heartbeat, address, rtt_s)
 
-    def on_duplicate_report(self, report: DuplicateIdentity) -> Sequence[Action]:
-        """A peer reports another process with this node's id."""
-        return self.conflicts.on_report(report)
-
-    def on_unanswered_check(self, claim: AddressClaim, now: float) -> Sequence[Action]:
-        """The preferred address did not answer (`CheckAddress`): the peer is at the other one."""
-        if (claim.heartbeat.node_id in self.peers) != claim.known:
-            return ()
-        take = self._relocate if claim.known else self._insert
-        return take(claim.heartbeat, claim.address, claim.rtt_s, now)
-
-    def on_unreachable(self, node_id: bytes, now: float) -> Sequence[Action]:
+    def on_unreachable(self, node_id: bytes) -> None:
         """Neither this node nor the peers it asked reach this member."""
-        return self._applied(self.detector.on_unreachable(node_id, now, "neither this node nor others reach it"))
+        self.detector.on_unreachable(node_id, self._now(), "neither this node nor others reach it")
 
-    def on_relayed(self, heartbeat: Heartbeat, contact: Contact, helper: bytes, now: float) -> Sequence[Action]:
+    def on_relayed(self, heartbeat: Heartbeat, contact: Contact, helper: bytes) -> None:
         """`helper` has reached a node that does not answer this one, and passes its heartbeat on."""
         node_id, known = contact.node_id, self.peers.get(contact.node_id)
         if heartbeat.node_id != node_id or node_id == self._own_id:
-            return ()
+            return
         if known is not None:
-            if heartbeat.incarnation < known.incarnation or is_conflict(heartbeat, known):
-                return ()
-            self._helpers[node_id] = helper
-            return self._refresh(heartbeat, known.address, None, now)
+            if heartbeat.incarnation >= known.incarnation and not is_conflict(heartbeat, known):
+                self._helpers[node_id] = helper
+                self._refresh(heartbeat, known.address, None)
+            return
         if (
-            len(self.peers) >= FULL_VIEW
-            or heartbeat.activity == Activity.LEAVING
-            or self.peers.at(contact.address) is not None
+            len(self.peers) < FULL_VIEW
+            and heartbeat.activity != Activity.LEAVING
+            and self.peers.at(contact.address) is None
         ):
-            return ()
-        self._helpers[node_id], self._unverified[node_id] = helper, None
-        return self._observe(heartbeat, contact.address, None, now)
+            self._helpers[node_id], self._unverified[node_id] = helper, None
+            self._observe(heartbeat, contact.address, None)
 
     def _reached(self, heartbeat: Heartbeat, asked: Contact) -> None:
         """A member whose heartbeats came through others has answered this node."""
@@ -292,100 +282,88 @@ class MemberList:
 
     # -- streams -------------------------------------------------------------------------------------------------
 
-    def on_stream_request(self, heartbeat: Heartbeat, source: Address, now: float) -> Sequence[Action]:
-        """A request over a stream: its source port is no address, so the host alone identifies a known peer."""
+    def on_stream_request(self, heartbeat: Heartbeat, source: Address, stream: RequestStream | None = None) -> None:
+        """A peer sent a request over a stream. `source` has the port that the peer listens on: that of the stream is no
+        address, so the host alone identifies a known peer."""
         known = self.peers.get(heartbeat.node_id)
         if known is not None and known.address.host == source.host and is_same_start(heartbeat, known):
-            return self._refresh(heartbeat, known.address, None, now)
-        return self.on_request(heartbeat, source, now)
+            self._refresh(heartbeat, known.address, None)
+        else:
+            self.on_request(heartbeat, source)
+        if stream is not None and heartbeat.node_id in self.peers:
+            self.movement.add(heartbeat.node_id, stream)
 
-    def on_stream_response(self, heartbeat: Heartbeat, address: Address, now: float) -> Sequence[Action]:
+    def on_stream_response(self, heartbeat: Heartbeat, address: Address) -> None:
         """The node at this address, its id checked, answered a request over a stream."""
         known = self.peers.get(heartbeat.node_id)
         if known is not None and is_same_start(heartbeat, known):
-            return self._refresh(heartbeat, known.address, None, now)
-        return self.verify(Contact(heartbeat.node_id, address))
+            self._refresh(heartbeat, known.address, None)
+        else:
+            self._network.verify(Contact(heartbeat.node_id, address))
 
     # -- insertion and change ------------------------------------------------------------------------------------
 
-    def verify(self, contact: Contact) -> tuple[Action, ...]:
-        """Ping a node that has not answered at this address yet; it has to prove its id."""
-        return () if contact.node_id == self._own_id else (Verify(contact),)
-
-    def _refresh(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
+    def _refresh(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None) -> None:
         """A known peer, at its known address, since the same start."""
         if heartbeat.activity == Activity.LEAVING:
-            return self._applied(self.detector.on_leave(heartbeat.node_id, now))
-        change = self.peers.observe(heartbeat, address.host, now, rtt_s, address=address)
-        if change is not None:
-            return self._on_change(change, heartbeat, address, now)
-        actions = self.detector.on_heartbeat(heartbeat.node_id, heartbeat.incarnation, now)
-        return self._applied(actions) if actions else actions
+            self.detector.on_leave(heartbeat.node_id, self._now())
+        else:
+            self._observe(heartbeat, address, rtt_s)
 
     def _would_insert(self, node_id: bytes) -> bool:
         return len(self.peers) < EAGER_VIEW or self._table.would_insert(node_id) or node_id in self.dead_contacts
 
-    def _verified(
-        self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, known: Peer | None, now: float
-    ) -> Sequence[Action]:
+    def _verified(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, known: Peer | None) -> None:
         if known is None:
-            return self._insert(heartbeat, address, rtt_s, now)
-        if known.address == address and is_conflict(heartbeat, known):
+            self._place(heartbeat, address, rtt_s)
+        elif known.address == address and is_conflict(heartbeat, known):
             # Two processes cannot share an address: the known start has ended, and its directory was restored from a
             # copy.
-            removed = self._declare_dead(heartbeat.node_id, now, "started again from an older state directory")
-            return [*removed, *self._insert(heartbeat, address, rtt_s, now)]
-        if known.address == address or heartbeat.incarnation > known.incarnation:
-            return self._relocate(heartbeat, address, rtt_s, now)
-        if not is_same_start(heartbeat, known):
-            return self._report_conflict(heartbeat, address, known, now)
-        if heartbeat.node_id in self._behind_nat and address.port == heartbeat.port:
-            return self._relocate(heartbeat, address, rtt_s, now)  # the address it claims: streams reach it there
-        # Two addresses answer as one node: the old one stays unless it has gone silent.
-        return (CheckAddress(known.contact, AddressClaim(heartbeat, address, rtt_s, known=True)),)
+            self._declare_dead(heartbeat.node_id, "started again from an older state directory")
+            self._place(heartbeat, address, rtt_s)
+        elif known.address == address or heartbeat.incarnation > known.incarnation:
+            self._place(heartbeat, address, rtt_s)
+        elif not is_same_start(heartbeat, known):
+            self._report_conflict(heartbeat, address, known)
+        elif heartbeat.node_id in self._behind_nat and address.port == heartbeat.port:
+            self._place(heartbeat, address, rtt_s)  # the address it claims: streams reach it there
+        else:
+            # Two addresses answer as one node: the old one stays unless it has gone silent.
+            otherwise = partial(self._on_unanswered_check, heartbeat, address, rtt_s, known=True)
+            self._network.check_address(known.contact, otherwise)
 
-    def _report_conflict(self, heartbeat: Heartbeat, source: Address, known: Peer, now: float) -> Sequence[Action]:
-        actions = self.conflicts.on_conflict(heartbeat, claimed_address(heartbeat, source), source, known, now)
-        if actions:
+    def _report_conflict(self, heartbeat: Heartbeat, source: Address, known: Peer) -> None:
+        claimed = claimed_address(heartbeat, source)
+        if self.conflicts.on_conflict(heartbeat, claimed, source, known, self._now()):
             self.counters["twins_told"] += 1
-        return actions
 
-    def _insert(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
-        if len(self.peers) >= MAX_PEERS:
+    def _place(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None) -> None:
+        """It is at this address from now on; the peer that was there before is gone."""
+        node_id = heartbeat.node_id
+        if node_id not in self.peers and len(self.peers) >= MAX_PEERS:
             self.counters["peers_refused_full"] += 1
-            return ()
-        return self._relocate(heartbeat, address, rtt_s, now)
-
-    def _relocate(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
-        """It is at this address from now on."""
-        replaced = self._replace_occupant(heartbeat.node_id, address, now)
-        return [*replaced, *self._observe(heartbeat, address, rtt_s, now)]
-
-    def _replace_occupant(self, node_id: bytes, address: Address, now: float) -> Sequence[Action]:
+            return
         occupant = self.peers.at(address)
-        if occupant is None or occupant == node_id:
-            return ()
-        return self._declare_dead(occupant, now, f"{short(node_id)} answers at its address")
+        if occupant is not None and occupant != node_id:
+            self._declare_dead(occupant, f"{short(node_id)} answers at its address")
+        self._observe(heartbeat, address, rtt_s)
 
-    def _observe(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None, now: float) -> Sequence[Action]:
-        """A peer that is new, was restarted or has another address."""
+    def _observe(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None) -> None:
+        """Merge a heartbeat into tables and detector, and notify of what it changed."""
+        now, node_id = self._now(), heartbeat.node_id
         change = self.peers.observe(heartbeat, address.host, now, rtt_s, address=address)
         if change is None:
-            return self._applied(self.detector.on_heartbeat(heartbeat.node_id, heartbeat.incarnation, now))
-        return self._on_change(change, heartbeat, address, now)
-
-    def _on_change(self, change: PeerChange, heartbeat: Heartbeat, address: Address, now: float) -> Sequence[Action]:
-        node_id = heartbeat.node_id
+            self.detector.on_heartbeat(node_id, heartbeat.incarnation, now)
+            return
         if node_id in self._unverified:
             self._behind_nat[node_id] = None
         elif change.kind in ("up", "restarted", "moved"):
             self._note_nat(heartbeat, address)
             self._table.add(Contact(node_id, address))
-        if change.kind != "up":
-            return [Notify(change), *self._applied(self.detector.on_heartbeat(node_id, heartbeat.incarnation, now))]
-        if self.dead_contacts.pop(node_id, None) is not None:
+        if change.kind == "up" and self.dead_contacts.pop(node_id, None) is not None:
             change = PeerChange(node_id, "returned", "answers again after it was declared dead")
-        return [Notify(change), *self._applied(self.detector.on_response(node_id, heartbeat.incarnation, now))]
+        self.detector.on_response(node_id, heartbeat.incarnation, now)
+        self._network.notify(change)
 
     def _note_nat(self, heartbeat: Heartbeat, address: Address) -> None:
         """The port that a node names takes its streams as well; one that a NAT chose does not."""
@@ -394,34 +372,31 @@ class MemberList:
         else:
             self._behind_nat[heartbeat.node_id] = None
 
-    # -- the detector's actions ----------------------------------------------------------------------------------
-
-    def apply(self, action: StateChanged) -> Notify:
+    def _follow(self, node_id: bytes, kind: StateChange, reason: str) -> None:
         """The detector changed the state of a member: follow in the tables."""
-        node_id, peer = action.node_id, None
-        if action.kind in ("suspect", "refuted"):
-            self._table.list_to_others(node_id, action.kind == "refuted")
+        peer = None
+        if kind in ("suspect", "refuted"):
+            self._table.list_to_others(node_id, kind == "refuted")
         else:
             peer = self._remove(node_id)
-            if peer is not None and action.kind == "dead":
+            if peer is not None and kind == "dead":
                 self.dead_contacts[node_id] = peer.contact
-        return Notify(PeerChange(node_id, action.kind, action.reason, peer))
+        self._network.notify(PeerChange(node_id, kind, reason, peer))
 
-    def _applied(self, actions: Iterable[DetectorAction]) -> Sequence[Action]:
-        return [self.apply(action) if isinstance(action, StateChanged) else action for action in actions]
-
-    def _declare_dead(self, node_id: bytes, now: float, reason: str) -> Sequence[Action]:
-        return self._applied(self.detector.declare_dead(node_id, now, reason))
+    def _declare_dead(self, node_id: bytes, reason: str) -> None:
+        self.detector.declare_dead(node_id, self._now(), reason)
 
     def _remove(self, node_id: bytes) -> Peer | None:
         self._behind_nat.pop(node_id, None)
         self._claimed_addresses.pop(node_id, None)
         self._forget_helper(node_id)
+        self.movement.forget(node_id)
         self._table.remove(node_id)
         return self.peers.remove(node_id)
 
-    def forget_unused(self, keep: Container[bytes], now: float) -> None:
+    def forget_unused(self, keep: Container[bytes]) -> None:
         """Drop peers without a message for long that are in no bucket and not in `keep`."""
+        now = self._now()
         for peer in self.peers if len(self.peers) > FULL_VIEW else ():
             if now - peer.last_heard > FORGET_S and peer.node_id not in self._table and peer.node_id not in keep:
                 self.detector.forget(peer.node_id)

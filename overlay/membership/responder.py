@@ -59,14 +59,14 @@ class Responder:
         known = self._members.contact(contact.node_id) or contact
         asked = [contact] if known == contact else [contact, known]
         waiting, answered = len(asked), False
-        before = self._membership.movement.sample(contact.node_id)
+        before = self._members.movement.sample(contact.node_id)
 
         def on_result(result: Result | None) -> None:
             nonlocal waiting, answered
             waiting -= 1
             if not answered and (result is not None or waiting == 0):
                 answered = True
-                is_there = result is not None or self._membership.movement.has_moved(contact.node_id, before)
+                is_there = result is not None or self._members.movement.has_moved(contact.node_id, before)
                 peer = self._members.peer(contact.node_id) if is_there else None
                 heard = None if peer is None else heartbeat_of(peer)
                 self._protocol.respond(message_id, source, PingResult(is_there, heard))
@@ -83,4 +83,4 @@ class Responder:
     def _duplicate_identity(
         self, body: DuplicateIdentity, _heartbeat: Heartbeat, _source: Address, _message_id: bytes
     ) -> None:
-        self._membership.perform(self._members.on_duplicate_report(body))
+        self._members.conflicts.on_report(body)

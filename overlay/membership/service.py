@@ -1,12 +1,11 @@
-"""Connects the member list to the network: events of datagrams and streams in, its actions performed in their order.
+"""Connects the member list to the network: sends for it, directly or through other members, and runs its timer.
 
-Adds what the pure rules lack: the time of each event, sending through the protocol, the log, and the subscribers to
-changes of peers. Owns no task: a timer runs the failure detector's rounds and deadlines, and calls a dead member now
-and then, which is how the two sides of a healed partition find each other.
+Owns no task: the timer runs the failure detector's rounds and deadlines, and calls a dead member now and then, which is
+how the two sides of a healed partition find each other. Changes of peers go to the log and to the subscribers.
 
-Requests and responses over streams refresh the peers they come from. Each failure to connect asks the failure detector
-for a probe. A peer whose streams fail twice within half a minute, although it answers probes, is notified, and is
-no candidate for shards for as long. A peer at a port that a NAT chose accepts no streams at all.
+Each failure to connect a stream asks the failure detector for a probe. A peer whose streams fail twice within half a
+minute, although it answers probes, is notified, and is no candidate for shards for as long. A peer at a port that a NAT
+chose accepts no streams at all.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.ids import short
 from p2pnode.overlay.kademlia.calls import PROBE_TIMEOUT_S, OnResult, answer
 from p2pnode.overlay.kademlia.messages import (
+    DuplicateIdentity,
     Gossip,
     Ping,
     PingRequest,
@@ -30,27 +30,11 @@ from p2pnode.overlay.kademlia.messages import (
     pack_contact,
 )
 from p2pnode.overlay.kademlia.protocol import SwarmProtocol
-from p2pnode.overlay.membership.actions import (
-    Action,
-    AddressClaim,
-    Broadcast,
-    CheckAddress,
-    LogEvent,
-    Notify,
-    SendDuplicateIdentity,
-    SendNow,
-    SendPing,
-    SendPingRequest,
-    StateChanged,
-    Verify,
-)
 from p2pnode.overlay.membership.failure_detector import FRESH_SHARE
 from p2pnode.overlay.membership.members import MemberList
-from p2pnode.overlay.membership.stream_movement import StreamMovement
 from p2pnode.overlay.peers import Contact, Heartbeat, PeerChange, heartbeat_of
 from p2pnode.overlay.rate_limits import RateLimit, TokenBucket
 from p2pnode.overlay.settings import LivenessSettings
-from p2pnode.overlay.transport import RequestStream
 
 #: A death, or a change of this node's activity, is sent to this many at once; the others receive it as gossip.
 BROADCAST_MAX_PEERS = 20
@@ -73,17 +57,17 @@ MAX_COUNTED = 1024
 
 
 class Membership:
-    """The member list of one node at work. Implements `overlay.kademlia.protocol.ProtocolEvents`."""
+    """The member list of one node at work. Implements `overlay.membership.network.Network`."""
 
     def __init__(
         self,
-        members: MemberList,
+        own: Heartbeat,
+        k: int,
         protocol: SwarmProtocol,
         settings: LivenessSettings,
         environment: Environment,
     ) -> None:
-        self.members = members
-        self.movement = StreamMovement()
+        self.members = MemberList(own, protocol.router, k, settings, environment, self)
         self._protocol = protocol
         self._settings = settings
         self._clock = environment.clock
@@ -100,7 +84,7 @@ class Membership:
         self._timer: asyncio.TimerHandle | None = None
         self._next_redial = 0.0
         self._callbacks: list[Callable[[PeerChange], None]] = []
-        protocol.subscribe(self, members)
+        protocol.subscribe(self.members)
 
     def start(self) -> None:
         """Begin to probe."""
@@ -124,7 +108,7 @@ class Membership:
         self._timer = None
         now = self._clock.monotonic()
         try:
-            self.perform(self.members.detector.tick(now))
+            self.members.detector.tick(now)
             if now >= self._next_redial:
                 self._next_redial = now + REDIAL_DEAD_S
                 if self.members.dead_contacts:
@@ -137,58 +121,7 @@ class Membership:
         """Call `callback` synchronously with every change of a peer."""
         self._callbacks.append(callback)
 
-    # -- events --------------------------------------------------------------------------------------------------
-
-    def on_response(
-        self, heartbeat: Heartbeat, source: Address, rtt_s: float | None, asked: Contact, *, proven: bool = False
-    ) -> None:
-        """See `ProtocolEvents`."""
-        actions = self.members.on_response(heartbeat, source, rtt_s, asked, self._clock.monotonic(), proven=proven)
-        if actions:
-            self.perform(actions)
-
-    def on_request(self, heartbeat: Heartbeat, source: Address) -> None:
-        """See `ProtocolEvents`."""
-        actions = self.members.on_request(heartbeat, source, self._clock.monotonic())
-        if actions:
-            self.perform(actions)
-
-    def on_gossip(self, news: Gossip, sender: bytes) -> None:
-        """See `ProtocolEvents`."""
-        actions = self.members.on_gossip(news, sender, self._clock.monotonic())
-        if actions:
-            self.perform(actions)
-
-    def on_timeout(self, contact: Contact) -> None:
-        """See `ProtocolEvents`. A peer whose streams move is slow: its pongs wait behind them."""
-        now = self._clock.monotonic()
-        if self.movement.has_moved(contact.node_id):
-            self.movement.mark(contact.node_id)
-            self.perform(self.members.on_movement(contact.node_id, now))
-        else:
-            self.perform(self.members.on_timeout(contact, now))
-
-    def on_id_mismatch(self, heartbeat: Heartbeat, source: Address, asked: Contact, *, proven: bool = False) -> None:
-        """See `ProtocolEvents`."""
-        self.perform(self.members.on_id_mismatch(heartbeat, source, asked, self._clock.monotonic(), proven=proven))
-
-    def on_own_id(self, heartbeat: Heartbeat, source: Address, *, proven: bool = False) -> None:
-        """See `ProtocolEvents`."""
-        self.perform(self.members.on_own_id(heartbeat, source, proven=proven))
-
-    def on_own_id_proven(self, incarnation: int, boot_id: int, address: Address) -> None:
-        """A process at this address has proved that it holds this node's key."""
-        self.perform(self.members.conflicts.on_proof(incarnation, boot_id, address))
-
-    def verify(self, contact: Contact, named_by: Contact | None = None) -> None:
-        """Ping a node that has not answered at this address yet; it has to prove its id. If it does not answer, the
-        member that has named it is asked for it."""
-        if named_by is None:
-            self.perform(self.members.verify(contact))
-        elif self.members.negative.is_silent(contact, self._clock.monotonic()):
-            self._ask_through(named_by, contact, ignore_result)
-        else:
-            self._verify(contact, True, named_by)
+    # -- questions -----------------------------------------------------------------------------------------------
 
     def ask(self, contact: Contact, on_result: OnResult) -> None:
         """Ask a member for its heartbeat: by way of another one, if it did not answer this node last."""
@@ -230,23 +163,15 @@ class Membership:
 
     def request_probe(self, node_id: bytes, reason: str) -> None:
         """Probe a member now, for there is reason to doubt it."""
-        actions = self.members.detector.request_probe(node_id, self._clock.monotonic())
-        if actions:
+        if self.members.detector.request_probe(node_id, self._clock.monotonic()):
             self._log.debug("peer_doubted", peer=short(node_id), reason=reason)
-            self.perform(actions)
 
     # -- streams -------------------------------------------------------------------------------------------------
-
-    def on_stream_request(self, heartbeat: Heartbeat, source: Address, stream: RequestStream | None = None) -> None:
-        """A peer sent a request over a stream. `source` has the port that the peer listens on."""
-        self.perform(self.members.on_stream_request(heartbeat, source, self._clock.monotonic()))
-        if stream is not None and heartbeat.node_id in self.members.peers:
-            self.movement.add(heartbeat.node_id, stream)
 
     def on_stream_response(self, heartbeat: Heartbeat, address: Address) -> None:
         """The node at this address answered a request over a stream."""
         self._failures.pop(heartbeat.node_id, None)
-        self.perform(self.members.on_stream_response(heartbeat, address, self._clock.monotonic()))
+        self.members.on_stream_response(heartbeat, address)
 
     def on_stream_failure(self, to: Contact, reason: str) -> None:
         """No stream to this peer could be opened, or it broke."""
@@ -267,56 +192,52 @@ class Membership:
         count, last = self._failures.get(node_id, (0, 0.0))
         return count < STREAM_FAILURES or self._clock.monotonic() - last > STREAM_FAILURE_S
 
-    # -- actions -------------------------------------------------------------------------------------------------
+    # -- what the rules do (`Network`) ---------------------------------------------------------------------------
 
-    def perform(self, actions: Sequence[Action]) -> None:
-        """Perform actions in their order."""
-        for action in actions:
-            match action:
-                case SendPing(node_id):
-                    contact = self._contact(node_id)
-                    if contact is not None:
-                        self.movement.mark(node_id)
-                        self._ping(contact)
-                case SendPingRequest(node_id, via):
-                    self._probe_through(node_id, via)
-                case SendNow(to, news):
-                    contact = self._contact(to)
-                    if contact is not None:
-                        self._protocol.send_gossip(contact, [news])
-                case Broadcast(news, at_once):
-                    self._protocol.queue.put(news, len(self.members.peers))
-                    if at_once and not self._deaths.take(self._clock.monotonic()):
-                        self.send_to_some([news])
-                case StateChanged():
-                    self._notify(self.members.apply(action).change)
-                case Notify(change):
-                    self._notify(change)
-                case Verify(contact, counts_as_failure):
-                    self._verify(contact, counts_as_failure)
-                case CheckAddress(contact, otherwise):
-                    self._check_address(contact, otherwise)
-                case SendDuplicateIdentity(to, report):
-                    self._protocol.send_gossip(to, [], report)
-                case LogEvent(level, event, fields):
-                    (self._log.error if level == "error" else self._log.warning)(event, **fields)
+    def probe(self, node_id: bytes) -> None:
+        """Probe a member. One that did not answer last is asked through its helper too, and only that counts."""
+        contact = self._contact(node_id)
+        if contact is None:
+            return
+        self.members.movement.mark(node_id)
+        helper = self.members.helper(node_id)
+        if helper is None:
+            self._protocol.call(contact, Ping(), ignore_result)
+            return
+        self._ask_through(helper, contact, ignore_result)
+        self._protocol.call(contact, Ping(), ignore_result, counts_as_failure=False, require_proof=True)
 
-    def _contact(self, node_id: bytes) -> Contact | None:
-        return self.members.contact(node_id) or self.members.dead_contacts.get(node_id)
+    def tell(self, node_id: bytes, news: Gossip) -> None:
+        """See `Network`."""
+        contact = self._contact(node_id)
+        if contact is not None:
+            self._protocol.send_gossip(contact, [news])
 
-    def _notify(self, change: PeerChange) -> None:
+    def broadcast(self, news: Gossip, *, at_once: bool = False) -> None:
+        """See `Network`."""
+        self._protocol.queue.put(news, len(self.members.peers))
+        if at_once and not self._deaths.take(self._clock.monotonic()):
+            self.send_to_some([news])
+
+    def report_duplicate(self, to: Contact, report: DuplicateIdentity) -> None:
+        """See `Network`."""
+        self._protocol.send_gossip(to, [], report)
+
+    def notify(self, change: PeerChange) -> None:
+        """See `Network`."""
         level = self._log.info if change.kind in ("dead", "left", "restarted", "moved") else self._log.debug
         event = "up" if change.kind == "returned" else change.kind
         level(f"peer_{event}", peer=short(change.node_id), reason=change.reason)
         if change.kind == "suspect" and self._timer is not None:  # it may end before the next probe round
             self._timer.cancel()
             self._schedule()
-        if change.kind in ("dead", "left"):
-            self.movement.forget(change.node_id)
-        elif change.kind in ("up", "returned", "restarted", "moved"):
+        if change.kind in ("up", "returned", "restarted", "moved"):
             self._failures.pop(change.node_id, None)  # from before: they do not count against its streams now
         for callback in list(self._callbacks):
             callback(change)
+
+    def _contact(self, node_id: bytes) -> Contact | None:
+        return self.members.contact(node_id) or self.members.dead_contacts.get(node_id)
 
     def send_to_some(self, news: Sequence[Gossip]) -> None:
         """Send gossip, and with it the heartbeat, to `BROADCAST_MAX_PEERS` peers now: in a small swarm, to all."""
@@ -327,14 +248,18 @@ class Membership:
             if contact is not None:
                 self._protocol.send_gossip(contact, news)
 
-    def _verify(self, contact: Contact, counts_as_failure: bool, named_by: Contact | None = None) -> None:
+    def verify(self, contact: Contact, *, named_by: Contact | None = None, counts_as_failure: bool = True) -> None:
+        """See `Network`. If a node does not answer, the member that has named it is asked for it."""
+
         def on_verified(result: Result | None) -> None:
             # A response has arrived as an event already.
             if result is None and named_by is not None:
                 self._ask_through(named_by, contact, ignore_result)
 
+        if named_by is not None and self.members.negative.is_silent(contact, self._clock.monotonic()):
+            on_verified(None)
         # A node that was just asked, and asks in return before its answer has come, proves its id with that answer.
-        if self._protocol.awaits_proof(contact):
+        elif self._protocol.awaits_proof(contact):
             self.members.counters["verifications_spared"] += 1
         elif self._begins_verification(contact):
             self._protocol.call(contact, Ping(), on_verified, counts_as_failure=counts_as_failure, require_proof=True)
@@ -349,21 +274,14 @@ class Membership:
         paused[contact] = now + VERIFY_PAUSE_S
         return True
 
-    def _check_address(self, contact: Contact, otherwise: AddressClaim) -> None:
+    def check_address(self, contact: Contact, otherwise: Callable[[], None]) -> None:
+        """See `Network`."""
+
         def on_result(result: Result | None) -> None:
             if result is None:
-                self.perform(self.members.on_unanswered_check(otherwise, self._clock.monotonic()))
+                otherwise()
 
         self._protocol.call(contact, Ping(), on_result, counts_as_failure=False)
-
-    def _ping(self, contact: Contact) -> None:
-        """Probe a member. One that did not answer last is asked through its helper too, and only that counts."""
-        helper = self.members.helper(contact.node_id)
-        if helper is None:
-            self._protocol.call(contact, Ping(), ignore_result)
-            return
-        self._ask_through(helper, contact, ignore_result)
-        self._protocol.call(contact, Ping(), ignore_result, counts_as_failure=False, require_proof=True)
 
     def _ask_through(self, helper: Contact, contact: Contact, on_result: OnResult, *, is_retry: bool = False) -> None:
         """Ask a node through one that hears it. Its heartbeat is an event; `on_result` gets None without one."""
@@ -375,7 +293,7 @@ class Membership:
                 on_result(result)
             else:
                 if not self._closed:
-                    self.on_timeout(contact)
+                    self.members.on_timeout(contact)
                 on_result(None)
 
         limit_s = self._helper_limit_s()
@@ -393,11 +311,11 @@ class Membership:
         if not isinstance(result, PingResult) or not result.answered:
             return False
         if result.heartbeat is not None:
-            now = self._clock.monotonic()
-            self.perform(self.members.on_relayed(result.heartbeat, contact, helper.node_id, now))
+            self.members.on_relayed(result.heartbeat, contact, helper.node_id)
         return True
 
-    def _probe_through(self, node_id: bytes, via: tuple[bytes, ...]) -> None:
+    def probe_through(self, node_id: bytes, via: Sequence[bytes]) -> None:
+        """See `Network`. Nobody reaches it: it is suspected."""
         target = self.members.contact(node_id)
         helpers = [contact for contact in map(self.members.contact, via) if contact is not None]
         if target is None or node_id in self._inquiries:
@@ -428,7 +346,7 @@ class Membership:
         """Nobody has reached it since an inquiry began. If it has sent something itself meanwhile, it is there."""
         peer = self.members.peer(node_id)
         if not self._closed and peer is not None and peer.last_heard <= began:
-            self.perform(self.members.on_unreachable(node_id, self._clock.monotonic()))
+            self.members.on_unreachable(node_id)
 
 
 def ignore_result(_: Result | None) -> None:

@@ -174,12 +174,12 @@ async def test_a_table_is_never_a_list_of_everybody() -> None:
     for number in range(MAX_PEERS + 50):
         address = Address(f"10.{16 + number // 250}.0.{number % 250 + 1}", PORT)
         heartbeat = Heartbeat(random_id(rng), 1, 1, PORT)
-        node._membership.on_response(heartbeat, address, 0.01, Contact(heartbeat.node_id, address), proven=True)
+        node._members.on_response(heartbeat, address, 0.01, Contact(heartbeat.node_id, address), proven=True)
     assert len(node.peers) == MAX_PEERS
     assert node.report().counters["peers_refused_full"] == 50
     known = next(iter(node.peers))
     later = Heartbeat(known.node_id, 1, 1, PORT, step=7)
-    node._membership.on_response(later, known.address, 0.01, known.contact)
+    node._members.on_response(later, known.address, 0.01, known.contact)
     assert known.step == 7
     await world.stop()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -14,11 +13,10 @@ from p2pnode.overlay.kademlia.calls import CallTimes
 from p2pnode.overlay.kademlia.messages import BroadcastQueue, Call, Gossip, GossipOnly, Result
 from p2pnode.overlay.kademlia.protocol import SwarmProtocol
 from p2pnode.overlay.kademlia.routing_table import ContactTable
-from p2pnode.overlay.membership.failure_detector import FailureDetector
-from p2pnode.overlay.membership.members import MemberList
 from p2pnode.overlay.membership.service import Membership
 from p2pnode.overlay.peers import Contact, Heartbeat
 from p2pnode.overlay.settings import LivenessSettings
+from tests.harness.builders.peers import heartbeat
 from tests.harness.environment.simulated import ListLog, Record, make_environment
 
 OWN = b"o" * 20
@@ -50,8 +48,8 @@ class RecordingProtocol:
     def protocol(self) -> SwarmProtocol:
         return cast(SwarmProtocol, self)
 
-    def subscribe(self, events: object, peers: object) -> None:
-        self.events, self.peers = events, peers
+    def subscribe(self, events: object) -> None:
+        self.events = events
 
     def register(self, call: type, procedure: Callable[..., Result | None]) -> None:
         self.procedures[call] = procedure
@@ -73,15 +71,15 @@ class MembershipWorld:
     """A membership over a protocol that records, made on a virtual loop."""
 
     def __init__(self, settings: LivenessSettings | None = None) -> None:
-        settings = settings or LivenessSettings()
         self.records: list[Record] = []
         self.recorder = RecordingProtocol()
         environment = make_environment(log=ListLog(self.records))
         self.clock = environment.clock
-        detector = FailureDetector(OWN, 1, settings, random.Random(1), self.clock.monotonic())
-        self.members = MemberList(OWN, 7, detector, self.recorder.router, 20)
-        self.membership = Membership(self.members, self.recorder.protocol, settings, environment)
+        self.membership = Membership(
+            heartbeat(OWN), 20, self.recorder.protocol, settings or LivenessSettings(), environment
+        )
+        self.members = self.membership.members
 
     def answered(self, seen: Heartbeat, home: Contact) -> None:
         """A node has answered this one, and is a member."""
-        self.membership.on_response(seen, home.address, 0.01, home, proven=True)
+        self.members.on_response(seen, home.address, 0.01, home, proven=True)

@@ -57,10 +57,11 @@ class Events:
                 note_version=lambda *noted: self.versions.append(noted),
             ),
             takes_streams=lambda _node_id: True,
-        )
-        self.movement = SimpleNamespace(
-            begin=lambda *request: self.under_way.append(request),
-            end=lambda *request: self.under_way.remove(request),
+            on_stream_request=self.on_stream_request,
+            movement=SimpleNamespace(
+                begin=lambda *request: self.under_way.append(request),
+                end=lambda *request: self.under_way.remove(request),
+            ),
         )
 
     def on_stream_request(self, heartbeat: Heartbeat, source: Address, stream: RequestStream | None = None) -> None:

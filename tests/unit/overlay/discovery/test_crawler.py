@@ -39,14 +39,15 @@ class World:
         self.peers = PeerTable()
         self.changed: list[Callable[[PeerChange], None]] = []
         environment = make_environment()
+        self.movement = StreamMovement()
         members = SimpleNamespace(
             peers=self.peers,
             all_known=lambda: self.knows_all,
-            forget_unused=lambda keep, _now: self.forgotten.append(keep),
+            forget_unused=self.forgotten.append,
+            movement=self.movement,
         )
         population = Population(200.0, 150.0, 250.0, False, 8)
-        self.movement = StreamMovement()
-        membership: Any = SimpleNamespace(members=members, on_change=self.changed.append, movement=self.movement)
+        membership: Any = SimpleNamespace(members=members, on_change=self.changed.append)
         lookups: Any = SimpleNamespace(find=self._find)
         sampler: Any = SimpleNamespace(population=lambda: population, pool=SimpleNamespace(ids=lambda: NODES[:3]))
         candidates: Any = SimpleNamespace(expire=self._expire)

@@ -78,8 +78,7 @@ class Network:
             environment=make_environment(entropy=SeededEntropy(number)),
             ceiling_s=0.5,
         )
-        events = Events()
-        made.subscribe(events, events)
+        made.subscribe(Events())
         made.connection_made(Way(self, address))
         made.set_heartbeat(Heartbeat(identity.node_id, 1, boot_id, 8468), TAG)
         self.nodes[address] = made
@@ -140,7 +139,7 @@ async def test_an_unknown_contact_proves_its_id_and_both_sides_report_events(
 @played_by(play)
 async def test_a_peer_at_its_known_address_needs_no_proof(_: Network, one: SwarmProtocol, two: SwarmProtocol) -> None:
     """No signature is made, unless the caller requires it."""
-    one._peers.table.observe(Heartbeat(TWO.node_id, 1, 1, 8468), HOME.host, 0.0)  # type: ignore[attr-defined]
+    one._events.table.observe(Heartbeat(TWO.node_id, 1, 1, 8468), HOME.host, 0.0)  # type: ignore[attr-defined]
     await ask(one, Contact(TWO.node_id, HOME))
     assert (events(one), two.counters["proofs_made"]) == ([("response", TWO.node_id, False)], 0)
     await ask(one, Contact(TWO.node_id, HOME), require_proof=True)
@@ -167,10 +166,10 @@ async def test_no_gossip_is_spent_on_a_node_that_probably_hears_nothing(
     news = Gossip(1, b"x" * 20, 1)
     one.queue.put(news, 2)
     heard = ("gossip", news.node_id, ONE.node_id)
-    one._peers.doubtful.add(TWO.node_id)  # type: ignore[attr-defined]
+    one._events.doubtful.add(TWO.node_id)  # type: ignore[attr-defined]
     assert await ask(one, Contact(TWO.node_id, HOME)) == Pong()
     assert heard not in events(two)
-    one._peers.doubtful.clear()  # type: ignore[attr-defined]
+    one._events.doubtful.clear()  # type: ignore[attr-defined]
     network.lose = True
     assert await ask(one, Contact(TWO.node_id, HOME)) is None
     assert one.counters["retries"] == 1

@@ -1,9 +1,8 @@
-"""The member list, event by event: actions are compared as values, tables are looked into."""
+"""The member list, event by event: what it does to the swarm is compared as values, tables are looked into."""
 
 from __future__ import annotations
 
 import gc
-import random
 import tracemalloc
 
 import pytest
@@ -13,19 +12,6 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.kademlia.messages import Gossip, MemberState
 from p2pnode.overlay.kademlia.routing_table import ContactTable
 from p2pnode.overlay.membership import members
-from p2pnode.overlay.membership.actions import (
-    Action,
-    AddressClaim,
-    Broadcast,
-    CheckAddress,
-    Notify,
-    SendDuplicateIdentity,
-    SendNow,
-    SendPingRequest,
-    StateChanged,
-    Verify,
-)
-from p2pnode.overlay.membership.failure_detector import FailureDetector
 from p2pnode.overlay.membership.members import (
     EAGER_VIEW,
     FORGET_S,
@@ -36,29 +22,54 @@ from p2pnode.overlay.membership.members import (
     NegativeCache,
     claimed_address,
 )
-from p2pnode.overlay.peers import Activity, Contact, PeerChange
+from p2pnode.overlay.peers import Activity, Contact, Heartbeat
 from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import contact, heartbeat, ids
+from tests.harness.environment.simulated import make_environment
+from tests.harness.stubs.recording_network import Done, RecordingNetwork
 
 OWN, A, B, C = ids(4)
 HERE, THERE = Address("10.0.0.1", 8468), Address("10.0.0.2", 8468)
+LEAVING = int(Activity.LEAVING)
 
 
-def member_list() -> MemberList:
-    detector = FailureDetector(OWN, 1, LivenessSettings(), random.Random(1), 0.0)
-    table = ContactTable(20, Node(OWN))
-    return MemberList(OWN, 7, detector, table, 20)
+class SetClock:
+    """A test sets the time."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
 
 
-def insert(made: MemberList, node_id: bytes, address: Address = HERE, now: float = 0.0, **changes: object) -> None:
-    """The node has answered at its address with a proof."""
-    seen = heartbeat(node_id, port=address.port, **changes)
-    made.on_response(seen, address, 0.01, Contact(node_id, address), now, proven=True)
-    assert made.contact(node_id) == Contact(node_id, address)
+class Members(MemberList):
+    """The member list of one node; it records what it does."""
 
+    def __init__(self) -> None:
+        self.clock, self.network = SetClock(), RecordingNetwork()
+        table, environment = ContactTable(20, Node(OWN)), make_environment(clock=self.clock)
+        super().__init__(heartbeat(OWN), table, 20, LivenessSettings(), environment, self.network)
 
-def changes(actions: object) -> list[tuple[bytes, str]]:
-    return [(action.change.node_id, action.change.kind) for action in actions if isinstance(action, Notify)]  # type: ignore[attr-defined]
+    def done(self) -> list[Done]:
+        """Since the last call."""
+        return self.network.take()
+
+    def answered(self, seen: Heartbeat, source: Address, asked: Address | None = None, *, proven: bool = True) -> None:
+        """The node that was asked at `asked`, or else at `source`, has answered."""
+        self.on_response(seen, source, 0.01, Contact(seen.node_id, asked or source), proven=proven)
+
+    def insert(self, node_id: bytes, address: Address = HERE, **changes: object) -> None:
+        """The node has answered at its address with a proof."""
+        self.answered(heartbeat(node_id, port=address.port, **changes), address)
+        assert self.contact(node_id) == Contact(node_id, address)
+        self.done()
+
+    def listed(self) -> list[bytes]:
+        """The nodes of the routing table."""
+        return [entry.node_id for entry in self._table]
 
 
 # -- insertion
@@ -66,71 +77,71 @@ def changes(actions: object) -> list[tuple[bytes, str]]:
 
 def test_only_a_proven_response_inserts() -> None:
     """A request is verified at its claimed address, an unproven response again; the proof inserts everywhere."""
-    made = member_list()
+    made = Members()
+    made.on_request(heartbeat(A), HERE)
+    made.answered(heartbeat(A), HERE, proven=False)
 
-    assert made.on_request(heartbeat(A), HERE, 0.0) == (Verify(Contact(A, HERE)),)
-    assert made.on_response(heartbeat(A), HERE, 0.01, Contact(A, HERE), 0.1) == (Verify(Contact(A, HERE)),)
+    assert made.done() == [("verify", Contact(A, HERE))] * 2
     assert len(made.peers) == 0
-    actions = made.on_response(heartbeat(A), HERE, 0.01, Contact(A, HERE), 0.2, proven=True)
-    assert actions == [Notify(PeerChange(A, "up"))]
+    made.answered(heartbeat(A), HERE)
+    assert made.done() == [("up", A)]
     assert A in made.peers
     assert made.detector.is_alive(A)
-    assert A in [contact.node_id for contact in made._table]
+    assert A in made.listed()
 
 
 def test_a_request_from_elsewhere_is_verified_at_both_addresses() -> None:
-    """The claimed address first, then the source, which may be that of a NAT."""
-    made = member_list()
-    seen = heartbeat(A, host=THERE.host)
+    """The claimed address first, then the source, which may be that of a NAT. One that leaves is not verified."""
+    made = Members()
+    made.on_request(heartbeat(A, host=THERE.host), HERE)
 
-    assert made.on_request(seen, HERE, 0.0) == (Verify(Contact(A, THERE)), Verify(Contact(A, HERE)))
-
-
-def test_a_node_that_leaves_is_not_verified() -> None:
-    """An unknown node that announces its leave is ignored."""
-    assert member_list().on_request(heartbeat(A, activity=int(Activity.LEAVING)), HERE, 0.0) == ()
+    assert made.done() == [("verify", Contact(A, THERE)), ("verify", Contact(A, HERE))]
+    made.on_request(heartbeat(A, activity=LEAVING), HERE)
+    assert made.done() == []
 
 
 def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the limit a proven node is refused and counted."""
     monkeypatch.setattr(members, "MAX_PEERS", 1)
-    made = member_list()
-    insert(made, A)
+    made = Members()
+    made.insert(A)
+    made.answered(heartbeat(B), THERE)
 
-    assert made.on_response(heartbeat(B), THERE, 0.01, Contact(B, THERE), 0.0, proven=True) == ()
+    assert made.done() == []
     assert made.counters == {"peers_refused_full": 1}
 
 
 # -- refresh
 
 
-def test_a_known_peer_is_refreshed_without_actions() -> None:
-    """Its request, its response and its stream messages fold the step in; nothing is sent."""
-    made = member_list()
-    insert(made, A)
+def test_a_known_peer_is_refreshed_and_nothing_is_sent() -> None:
+    """Its request, its response and its stream messages fold the step in."""
+    made = Members()
+    made.insert(A)
     for now, event in enumerate(
         (
-            lambda seen, now: made.on_request(seen, HERE, now),
-            lambda seen, now: made.on_response(seen, HERE, 0.01, Contact(A, HERE), now),
-            lambda seen, now: made.on_stream_request(seen, Address(HERE.host, 50123), now),
-            lambda seen, now: made.on_stream_response(seen, HERE, now),
+            lambda seen: made.on_request(seen, HERE),
+            lambda seen: made.answered(seen, HERE, proven=False),
+            lambda seen: made.on_stream_request(seen, Address(HERE.host, 50123)),
+            lambda seen: made.on_stream_response(seen, HERE),
         ),
         start=1,
     ):
-        assert not event(heartbeat(A, step=now), float(now))
+        made.clock.now = float(now)
+        event(heartbeat(A, step=now))
         peer = made.peer(A)
         assert peer is not None
         assert (peer.step, peer.last_heard) == (now, now)
+    assert made.done() == []
 
 
 def test_a_peer_that_leaves_is_removed_at_once() -> None:
     """By its heartbeat; it is gone, and not among the dead that are called again."""
-    made = member_list()
-    insert(made, A)
-    actions = made.on_request(heartbeat(A, activity=int(Activity.LEAVING)), HERE, 1.0)
+    made = Members()
+    made.insert(A)
+    made.on_request(heartbeat(A, activity=LEAVING), HERE)
 
-    assert changes(actions) == [(A, "left")]
-    assert isinstance(actions[1], Broadcast)
+    assert made.done() == [("left", A), ("broadcast", Gossip(MemberState.LEFT, A, 1))]
     assert made.peer(A) is None
     assert made.dead_contacts == {}
 
@@ -140,100 +151,95 @@ def test_a_peer_that_leaves_is_removed_at_once() -> None:
 
 def test_a_restarted_node_replaces_its_old_address_with_a_proof() -> None:
     """A higher incarnation elsewhere: verified first, then moved."""
-    made = member_list()
-    insert(made, A)
+    made = Members()
+    made.insert(A)
     seen = heartbeat(A, incarnation=2, boot_id=8)
+    made.on_request(seen, THERE)
 
-    assert made.on_request(seen, THERE, 1.0) == (Verify(Contact(A, THERE)),)
-    actions = made.on_response(seen, THERE, 0.01, Contact(A, THERE), 1.1, proven=True)
-    assert changes(actions) == [(A, "restarted")]
+    assert made.done() == [("verify", Contact(A, THERE))]
+    made.answered(seen, THERE)
+    assert made.done() == [("restarted", A)]
     assert made.contact(A) == Contact(A, THERE)
 
 
 def test_the_same_start_at_another_address_moves_only_when_the_old_one_is_silent() -> None:
     """The known address is checked; its answer changes nothing, its time-out moves the peer."""
-    made = member_list()
-    insert(made, A)
-    seen = heartbeat(A)
-    actions = made.on_response(seen, THERE, 0.01, Contact(A, THERE), 1.0, proven=True)
+    made = Members()
+    made.insert(A)
+    made.answered(heartbeat(A), THERE)
 
-    claim = AddressClaim(seen, THERE, 0.01, known=True)
-    assert actions == (CheckAddress(Contact(A, HERE), claim),)
-    assert changes(made.on_unanswered_check(claim, 2.0)) == [(A, "moved")]
+    assert made.done() == [("check", Contact(A, HERE))]
+    assert made.contact(A) == Contact(A, HERE)
+    made.network.otherwise()
+    assert made.done() == [("moved", A)]
     assert made.contact(A) == Contact(A, THERE)
 
 
 def test_a_node_behind_a_nat_is_inserted_where_it_answers() -> None:
     """It claims another address: that one is checked first. Its streams do not reach the NAT's port."""
-    made = member_list()
+    made = Members()
     source = Address("203.0.113.5", 40001)
-    seen = heartbeat(A, host="10.9.9.9")
-    actions = made.on_response(seen, source, 0.01, Contact(A, source), 0.0, proven=True)
+    made.answered(heartbeat(A, host="10.9.9.9"), source)
 
-    claim = AddressClaim(seen, source, 0.01, known=False)
-    assert actions == (CheckAddress(Contact(A, Address("10.9.9.9", 8468)), claim),)
-    made.on_unanswered_check(claim, 1.0)
+    assert made.done() == [("check", Contact(A, Address("10.9.9.9", 8468)))]
+    made.network.otherwise()
+    assert made.done() == [("up", A)]
     assert made.contact(A) == Contact(A, source)
     assert not made.takes_streams(A)
-    assert made.on_unanswered_check(claim, 2.0) == (), "known by now"
+    made.network.otherwise()
+    assert made.done() == [], "known by now"
 
 
 def test_the_claimed_address_of_a_node_behind_a_nat_is_verified_once_and_then_preferred() -> None:
     """A port mapping may have opened since: a proven answer there moves the peer, and streams reach it."""
-    made = member_list()
+    made = Members()
     source, claimed = Address("203.0.113.5", 40001), Address("203.0.113.5", 8468)
-    made.on_unanswered_check(AddressClaim(heartbeat(A), source, 0.01, known=False), 0.0)
+    made.answered(heartbeat(A), source)
+    made.network.otherwise()
+    made.done()
 
-    assert made.on_request(heartbeat(A), source, 1.0) == [Verify(Contact(A, claimed))]
-    assert not made.on_request(heartbeat(A), source, 2.0)
-    actions = made.on_response(heartbeat(A), claimed, 0.01, Contact(A, claimed), 3.0, proven=True)
-    assert changes(actions) == [(A, "moved")]
+    for _ in range(2):
+        made.on_request(heartbeat(A), source)
+    assert made.done() == [("verify", Contact(A, claimed))]
+    made.answered(heartbeat(A), claimed)
+    assert made.done() == [("moved", A)]
     assert made.takes_streams(A)
 
 
 def test_another_id_at_a_known_address_replaces_the_old_one() -> None:
     """The old id is dead, its address is another's."""
-    made = member_list()
-    insert(made, A)
-    actions = made.on_id_mismatch(heartbeat(B), HERE, Contact(A, HERE), 1.0, proven=True)
+    made = Members()
+    made.insert(A)
+    made.on_id_mismatch(heartbeat(B), HERE, Contact(A, HERE), proven=True)
 
-    assert changes(actions) == [(A, "dead"), (B, "up")]
-    assert made.negative.is_silent(Contact(A, HERE), 1.1)
+    assert made.done() == [("dead", A), ("broadcast", Gossip(MemberState.DEAD, A, 1)), ("up", B)]
+    assert made.negative.is_silent(Contact(A, HERE), 0.1)
     assert made.peers.at(HERE) == B
 
 
 def test_an_older_start_at_the_same_address_is_a_directory_put_back() -> None:
     """Two processes cannot share an address: the known start is dead, the older one is inserted."""
-    made = member_list()
-    insert(made, A, incarnation=5)
-    seen = heartbeat(A, incarnation=4, boot_id=9)
-    actions = made.on_response(seen, HERE, 0.01, Contact(A, HERE), 1.0, proven=True)
+    made = Members()
+    made.insert(A, incarnation=5)
+    made.answered(heartbeat(A, incarnation=4, boot_id=9), HERE)
 
-    assert changes(actions) == [(A, "dead"), (A, "returned")]
+    assert [done for done in made.done() if done[0] in ("dead", "returned")] == [("dead", A), ("returned", A)]
     peer = made.peer(A)
     assert peer is not None
     assert peer.incarnation == 4
 
 
 def test_two_starts_at_two_addresses_are_a_conflict() -> None:
-    """Both get a report; the one that is known stays."""
-    made = member_list()
-    insert(made, A)
-    actions = made.on_request(heartbeat(A, boot_id=9), THERE, 1.0)
+    """Both get a report; the one that is known stays. Another process with the own id is verified, and no peer."""
+    made = Members()
+    made.insert(A)
+    made.on_request(heartbeat(A, boot_id=9), THERE)
 
-    assert [type(action) for action in actions][2:] == [SendDuplicateIdentity, SendDuplicateIdentity]
-    assert changes(actions) == [(A, "clone")]
+    assert [done[0] for done in made.done()] == ["clone", "report", "report"]
     assert made.counters == {"twins_told": 1}
     assert made.contact(A) == Contact(A, HERE)
-
-
-def test_our_own_id_is_never_a_peer() -> None:
-    """A request under it is verified as a duplicate identity, a contact of it not at all."""
-    made = member_list()
-    actions = made.on_request(heartbeat(OWN, boot_id=9), HERE, 0.0)
-
-    assert actions == (Verify(Contact(OWN, HERE), False), Verify(Contact(OWN, HERE), False))
-    assert made.verify(Contact(OWN, HERE)) == ()
+    made.on_request(heartbeat(OWN, boot_id=9), HERE)
+    assert made.done() == [("verify oneself", Contact(OWN, HERE))] * 2
 
 
 # -- suspicion and death
@@ -241,54 +247,57 @@ def test_our_own_id_is_never_a_peer() -> None:
 
 def test_time_outs_lead_to_indirect_probes_and_suspected_contacts_are_not_handed_out() -> None:
     """Others are asked first; a suspect stays a peer and is listed again after its next message."""
-    made = member_list()
-    insert(made, A)
-    insert(made, B, THERE)
+    made = Members()
+    made.insert(A)
+    made.insert(B, THERE)
+    made.on_timeout(Contact(A, HERE))
 
-    assert made.on_timeout(Contact(A, HERE), 5.0) == [SendPingRequest(A, (B,))]
-    actions: list[Action] = list(made.on_unreachable(A, 6.0))
+    assert made.done() == [("probe through", A, B)]
+    made.on_unreachable(A)
     suspected = Gossip(MemberState.SUSPECT, A, 1)
-    assert changes(actions) == [(A, "suspect")]
-    assert actions[1:] == [SendNow(A, suspected), Broadcast(suspected)]
+    assert made.done() == [("suspect", A), ("tell", A, suspected), ("broadcast", suspected)]
     assert [entry.node_id for entry in made._table.closest(A, 5)] == [B]
     assert [made.is_doubtful(each) for each in (A, B, C)] == [True, False, False]
-    assert changes(made.on_request(heartbeat(A), HERE, 6.5)) == [(A, "refuted")]
+    made.on_request(heartbeat(A), HERE)
+    assert made.done() == [("refuted", A)]
     assert [entry.node_id for entry in made._table.closest(A, 5)] == [A, B]
     assert not made.is_doubtful(A)
 
 
 def test_a_time_out_at_a_former_address_is_no_failure() -> None:
     """The negative cache has the old contact, the detector gets no event."""
-    made = member_list()
-    insert(made, A, THERE)
+    made = Members()
+    made.insert(A, THERE)
+    made.on_timeout(Contact(A, HERE))
 
-    assert made.on_timeout(Contact(A, HERE), 5.0) == ()
-    assert made.negative.is_silent(Contact(A, HERE), 5.1)
+    assert made.done() == []
+    assert made.negative.is_silent(Contact(A, HERE), 0.1)
 
 
 def test_a_dead_peer_is_remembered_and_returns() -> None:
     """Its contact is kept for calls; its next proven answer is a return."""
-    made = member_list()
-    insert(made, A)
-    notify = made.apply(StateChanged(A, "dead", "silent"))
+    made = Members()
+    made.insert(A)
     made.detector.declare_dead(A, 1.0, "silent")
 
-    assert notify == Notify(PeerChange(A, "dead", "silent"))
+    assert made.done()[0] == ("dead", A)
     assert made.dead_contacts == {A: Contact(A, HERE)}
     assert A not in made.peers
     assert made.is_doubtful(A)
-    actions = made.on_response(heartbeat(A), HERE, 0.01, Contact(A, HERE), 9.0, proven=True)
-    assert changes(actions) == [(A, "returned")]
+    made.answered(heartbeat(A), HERE)
+    assert made.done() == [("broadcast at once", Gossip(MemberState.ALIVE, A, 1)), ("returned", A)]
     assert made.dead_contacts == {}
 
 
 def test_gossip_reaches_the_detector_and_changes_follow() -> None:
     """A leave from the node itself removes it; gossip about an unknown node does nothing."""
-    made = member_list()
-    insert(made, A)
-
-    assert not made.on_gossip(Gossip(MemberState.SUSPECT, B, 1), A, 1.0)
-    assert changes(made.on_gossip(Gossip(MemberState.LEFT, A, 1), A, 1.0)) == [(A, "left")]
+    made = Members()
+    made.insert(A)
+    made.on_gossip(Gossip(MemberState.SUSPECT, B, 1), A)
+    assert made.done() == []
+    left = Gossip(MemberState.LEFT, A, 1)
+    made.on_gossip(left, A)
+    assert made.done() == [("left", A), ("broadcast", left)]
     assert A not in made.peers
 
 
@@ -297,31 +306,30 @@ def test_gossip_reaches_the_detector_and_changes_follow() -> None:
 
 def test_unused_peers_are_dropped_in_a_large_swarm_only() -> None:
     """Beyond the full view: neither in a bucket nor kept, and without a message for long."""
-    made = member_list()
+    made = Members()
     many = ids(FULL_VIEW + 200, seed=5)
     for number, node_id in enumerate(many):
-        made.on_unanswered_check(
-            AddressClaim(heartbeat(node_id), Address("10.1.0.1", 1 + number), 0.01, known=False), 0.0
-        )
+        made.insert(node_id, Address("10.1.0.1", 1 + number))
     outside = [node_id for node_id in many if node_id not in made._table]
     assert len(outside) > 2
 
-    made.forget_unused([outside[0]], FORGET_S - 1)
+    made.clock.now = FORGET_S - 1
+    made.forget_unused([outside[0]])
     assert len(made.peers) == len(many)
-    made.forget_unused([outside[0]], FORGET_S + 1)
+    made.clock.now = FORGET_S + 1
+    made.forget_unused([outside[0]])
     assert outside[0] in made.peers
     assert not [node_id for node_id in outside[1:] if node_id in made.peers]
-    assert [contact.node_id for contact in made._table if contact.node_id not in made.peers] == []
+    assert [node_id for node_id in made.listed() if node_id not in made.peers] == []
 
 
 def test_addresses_without_answers_are_forgotten_with_the_unused() -> None:
     """Of a swarm of any size: otherwise each that ever timed out stays for as long as its node does not answer."""
-    made = member_list()
-    made.on_timeout(Contact(A, HERE), 1.0)
-    made.forget_unused([], 30.0)
-    assert len(made.negative) == 1
-    made.forget_unused([], 200.0)
-    assert len(made.negative) == 0
+    made = Members()
+    made.on_timeout(Contact(A, HERE))
+    for made.clock.now, remembered in ((30.0, 1), (200.0, 0)):
+        made.forget_unused([])
+        assert len(made.negative) == remembered
 
 
 def test_the_claimed_address_is_the_advertised_host_or_the_source() -> None:
@@ -336,19 +344,22 @@ def test_the_claimed_address_is_the_advertised_host_or_the_source() -> None:
 
 def test_a_stranger_is_verified_at_once_only_where_few_are_known_or_a_bucket_takes_it() -> None:
     """With many peers the buckets decide: not every one of N nodes makes a proof for each of the others that asks."""
-    made = member_list()
+    made = Members()
     many = ids(FULL_VIEW, seed=6)
-    for number, node_id in enumerate(many[: EAGER_VIEW - 1]):
-        insert(made, node_id, Address("10.1.0.1", 1 + number))
-    asked = [made.on_request(heartbeat(node_id, port=9), Address("10.2.0.1", 9), 1.0) for node_id in many[EAGER_VIEW:]]
-    assert all(asked), "few are known"
-    insert(made, many[EAGER_VIEW], Address("10.1.0.2", 1))
 
-    asked = [made.on_request(heartbeat(node_id, port=9), Address("10.2.0.1", 9), 1.0) for node_id in many[EAGER_VIEW:]]
-    verified = [bool(actions) for actions in asked[1:]]
-    assert verified == [made._table.would_insert(node_id) for node_id in many[EAGER_VIEW + 1 :]]
-    assert 0 < sum(verified) < len(verified)
-    insert(made, many[-1], Address("10.1.0.3", 1))
+    def verified() -> list[bytes]:
+        made.done()
+        for node_id in many[EAGER_VIEW + 1 :]:
+            made.on_request(heartbeat(node_id, port=9), Address("10.2.0.1", 9))
+        return [done[1].node_id for done in made.done()]
+
+    for number, node_id in enumerate(many[: EAGER_VIEW - 1]):
+        made.insert(node_id, Address("10.1.0.1", 1 + number))
+    assert verified() == many[EAGER_VIEW + 1 :], "few are known"
+    made.insert(many[EAGER_VIEW], Address("10.1.0.2", 1))
+    assert verified() == [each for each in many[EAGER_VIEW + 1 :] if made._table.would_insert(each)]
+    assert 0 < len(verified()) < len(many) - EAGER_VIEW - 1
+    made.insert(many[-1], Address("10.1.0.3", 1))
     assert many[-1] in made.peers, "one that answers this node is a peer, whatever the buckets take"
 
 
@@ -357,12 +368,14 @@ def bytes_of_members(count: int) -> int:
     gc.collect()
     tracemalloc.start()
     try:
-        made = member_list()
+        made = Members()
         for number, node_id in enumerate(ids(count)):
             for now in (1.5, 2.5):
+                made.clock.now = now
                 address = Address("10.1.0.1", 1000 + number)
                 seen = heartbeat(bytes(bytearray(node_id)), port=address.port, boot_id=1 << 60, step_seconds=now)
-                made.on_response(seen, address, now / 7, Contact(seen.node_id, address), now, proven=True)
+                made.on_response(seen, address, now / 7, Contact(seen.node_id, address), proven=True)
+                made.done()
         gc.collect()
         held = tracemalloc.get_traced_memory()[0]
         assert len(made.peers) == count
@@ -383,11 +396,11 @@ def test_a_peer_takes_less_than_a_kilobyte() -> None:
 
 def test_a_node_that_only_others_reach_is_a_member_and_no_contact() -> None:
     """It is known with its step and counts as alive; it is in no routing table, and takes no streams."""
-    made = member_list()
-    insert(made, A)
+    made = Members()
+    made.insert(A)
+    made.on_relayed(heartbeat(B, step=4), Contact(B, THERE), A)
 
-    actions = made.on_relayed(heartbeat(B, step=4), Contact(B, THERE), A, 1.0)
-    assert actions == [Notify(PeerChange(B, "up"))]
+    assert made.done() == [("up", B)]
     peer = made.peer(B)
     assert peer is not None
     assert (peer.step, peer.address, made.helper(B)) == (4, THERE, made.contact(A))
@@ -395,19 +408,20 @@ def test_a_node_that_only_others_reach_is_a_member_and_no_contact() -> None:
     assert not made.is_verified(B)
     assert not made.takes_streams(B)
     assert B not in made._table
-    made.on_relayed(heartbeat(B, step=5), Contact(B, THERE), A, 2.0)
+    made.clock.now = 2.0
+    made.on_relayed(heartbeat(B, step=5), Contact(B, THERE), A)
     assert (peer.step, peer.last_heard) == (5, 2.0)
 
 
 def test_its_own_proven_response_makes_it_a_contact() -> None:
     """One without a proof does not."""
-    made = member_list()
-    insert(made, A)
-    made.on_relayed(heartbeat(B), Contact(B, THERE), A, 1.0)
+    made = Members()
+    made.insert(A)
+    made.on_relayed(heartbeat(B), Contact(B, THERE), A)
 
-    made.on_response(heartbeat(B), THERE, 0.01, Contact(B, THERE), 2.0)
+    made.answered(heartbeat(B), THERE, proven=False)
     assert not made.is_verified(B)
-    made.on_response(heartbeat(B), THERE, 0.01, Contact(B, THERE), 3.0, proven=True)
+    made.answered(heartbeat(B), THERE)
     assert made.is_verified(B)
     assert made.helper(B) is None
     assert made.takes_streams(B)
@@ -416,18 +430,19 @@ def test_its_own_proven_response_makes_it_a_contact() -> None:
 
 def test_a_member_that_stopped_answering_keeps_its_place_and_others_ask_for_it() -> None:
     """A hole that opens later: it stays verified. No other node is asked through it, and it tells nobody of others."""
-    made = member_list()
-    for node_id, address in ((A, HERE), (B, THERE), (C, Address("10.0.0.3", 8468))):
-        insert(made, node_id, address)
-    made.on_relayed(heartbeat(B, step=7), Contact(B, THERE), A, 1.0)
+    made = Members()
+    elsewhere = Address("10.0.0.3", 8468)
+    for node_id, address in ((A, HERE), (B, THERE), (C, elsewhere)):
+        made.insert(node_id, address)
+    made.on_relayed(heartbeat(B, step=7), Contact(B, THERE), A)
 
     assert (made.helper(B), made.is_verified(B)) == (made.contact(A), True)
     assert made.heard_directly(B, 0.0) is None
     assert made.heard_directly(A, 0.0) is not None
     assert made.heard_directly(A, 1.0) is None
-    [request] = made.on_timeout(Contact(C, Address("10.0.0.3", 8468)), 2.0)
-    assert request == SendPingRequest(C, (A,))
-    made.on_response(heartbeat(B, step=7), THERE, 0.01, Contact(B, THERE), 3.0)
+    made.on_timeout(Contact(C, elsewhere))
+    assert made.done() == [("probe through", C, A)]
+    made.answered(heartbeat(B, step=7), THERE, proven=False)
     assert made.helper(B) is None
 
 
@@ -441,11 +456,12 @@ def test_a_member_that_stopped_answering_keeps_its_place_and_others_ask_for_it()
 )
 def test_what_another_start_says_is_not_relayed(known: dict[str, int], relayed: dict[str, int]) -> None:
     """What the node said itself stays."""
-    made = member_list()
-    insert(made, A)
-    insert(made, B, THERE, step=9, **known)
+    made = Members()
+    made.insert(A)
+    made.insert(B, THERE, step=9, **known)
+    made.on_relayed(heartbeat(B, step=3, **relayed), Contact(B, THERE), A)
 
-    assert made.on_relayed(heartbeat(B, step=3, **relayed), Contact(B, THERE), A, 1.0) == ()
+    assert made.done() == []
     peer = made.peer(B)
     assert peer is not None
     assert (peer.step, made.helper(B)) == (9, None)
@@ -453,25 +469,28 @@ def test_what_another_start_says_is_not_relayed(known: dict[str, int], relayed: 
 
 def test_a_relayed_node_takes_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the own id, not the address of another, not for a node that leaves, and not in a full view."""
-    made = member_list()
-    insert(made, A)
-
-    assert made.on_relayed(heartbeat(OWN), Contact(OWN, THERE), A, 1.0) == ()
-    assert made.on_relayed(heartbeat(C), Contact(B, THERE), A, 1.0) == ()
-    assert made.on_relayed(heartbeat(B), Contact(B, HERE), A, 1.0) == ()
-    assert made.on_relayed(heartbeat(B, activity=int(Activity.LEAVING)), Contact(B, THERE), A, 1.0) == ()
+    made = Members()
+    made.insert(A)
+    made.on_relayed(heartbeat(OWN), Contact(OWN, THERE), A)
+    made.on_relayed(heartbeat(C), Contact(B, THERE), A)
+    made.on_relayed(heartbeat(B), Contact(B, HERE), A)
+    made.on_relayed(heartbeat(B, activity=LEAVING), Contact(B, THERE), A)
     monkeypatch.setattr(members, "FULL_VIEW", 1)
-    assert made.on_relayed(heartbeat(B), Contact(B, THERE), A, 1.0) == ()
+    made.on_relayed(heartbeat(B), Contact(B, THERE), A)
+
+    assert made.done() == []
+    assert made.peers.ids() == [A]
 
 
 def test_a_relayed_leave_removes_a_member() -> None:
     """As its own message would."""
-    made = member_list()
-    insert(made, A)
-    made.on_relayed(heartbeat(B), Contact(B, THERE), A, 1.0)
+    made = Members()
+    made.insert(A)
+    made.on_relayed(heartbeat(B), Contact(B, THERE), A)
+    made.done()
+    made.on_relayed(heartbeat(B, activity=LEAVING), Contact(B, THERE), A)
 
-    leaving = heartbeat(B, activity=int(Activity.LEAVING))
-    assert changes(made.on_relayed(leaving, Contact(B, THERE), A, 2.0)) == [(B, "left")]
+    assert made.done()[0] == ("left", B)
     assert made.helper(B) is None
     assert made.is_verified(B)
 

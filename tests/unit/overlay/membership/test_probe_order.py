@@ -8,7 +8,7 @@ import statistics
 from collections import Counter
 
 from p2pnode.overlay.ids import distance
-from p2pnode.overlay.membership.failure_detector import NEIGHBOURS, ProbeOrder
+from p2pnode.overlay.membership.probe_order import NEIGHBOURS, ProbeOrder
 from tests.harness.builders.peers import ids
 
 OWN = bytes(20)

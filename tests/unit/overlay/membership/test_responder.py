@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from p2pnode.overlay.addresses import Address
@@ -48,10 +50,11 @@ def test_a_ping_on_behalf_of_another_node_is_answered_when_it_has_ended(
 
 
 @played_by(in_world, World)
-def test_a_target_known_at_another_address_is_pinged_at_both(world: World) -> None:
+async def test_a_target_known_at_another_address_is_pinged_at_both(world: World) -> None:
     """Behind a NAT the address differs per peer: the first answer counts, and is sent once."""
     known = Contact(TARGET.node_id, Address("10.0.0.44", 9))
-    world.members.on_response(heartbeat(TARGET.node_id, port=9), known.address, 0.01, known, 0.0, proven=True)
+    world.answered(heartbeat(TARGET.node_id, port=9), known)
+    await asyncio.sleep(1)
     world.answer(PingRequest(pack_contact(TARGET)))
     first, second = world.recorder.calls
     assert {first.contact, second.contact} == {TARGET, known}
@@ -73,7 +76,7 @@ def test_an_address_that_cannot_be_sent_to_is_not_pinged_for_another(world: Worl
 def test_a_peer_that_moves_bytes_answers_a_probe_for_another(world: World) -> None:
     """Its pong is late, but the streams with it moved since: it is there. One that moves nothing is not."""
     stream = StreamStub()
-    movement = world.membership.movement
+    movement = world.members.movement
     movement.add(TARGET.node_id, stream)
     for moved, is_there in ((5, True), (0, False)):
         world.answer(PingRequest(pack_contact(TARGET)))
