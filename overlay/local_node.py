@@ -14,7 +14,7 @@ import msgspec
 
 from p2pnode.overlay.addresses import Address, usable_host
 from p2pnode.overlay.kademlia.messages import GENESIS_BYTES, swarm_tag
-from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.line.rate import MeasuredLine
 from p2pnode.overlay.peers import Activity, Contact, Heartbeat, shown_version
 
 #: What changed. `role`: activity or eligibility, which samples and placement depend on. `heartbeat`: anything else that
@@ -119,7 +119,7 @@ class LocalNode:
         self._decide_eligible()
 
     def set_on_trial(self, on_trial: bool) -> None:
-        """Whether it is still to be seen how much this node may own (`overlay.line_trial`)."""
+        """Whether it is still to be seen how much this node may own (`overlay.line.trial`)."""
         self._on_trial = on_trial
         self._decide_eligible()
 

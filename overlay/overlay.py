@@ -16,7 +16,6 @@ from p2pnode.overlay.bootstrap.dialer import Dialer, NotThisSwarm, OnlyItself, a
 from p2pnode.overlay.bootstrap.joining import Joining
 from p2pnode.overlay.bootstrap.lan import LanDiscovery, ZeroconfLan
 from p2pnode.overlay.bootstrap.peer_store import PeerStore
-from p2pnode.overlay.capacity_store import CapacityStore
 from p2pnode.overlay.discovery.candidates import Candidates
 from p2pnode.overlay.discovery.crawler import Crawler
 from p2pnode.overlay.discovery.lookup_service import LookupService
@@ -26,7 +25,8 @@ from p2pnode.overlay.identity import Identity
 from p2pnode.overlay.ids import short
 from p2pnode.overlay.kademlia.messages import StreamsFailing
 from p2pnode.overlay.kademlia.protocol import SwarmServer
-from p2pnode.overlay.line_trial import LineTrial
+from p2pnode.overlay.line.store import CapacityStore
+from p2pnode.overlay.line.trial import LineTrial
 from p2pnode.overlay.local_node import LocalChange, LocalNode
 from p2pnode.overlay.membership.responder import Responder
 from p2pnode.overlay.membership.service import Membership

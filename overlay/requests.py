@@ -57,7 +57,7 @@ MAX_VERSION_CHARACTERS = 64
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """Head of every request and response but `hello`. `to` is the expected node id; empty in responses.
 
-    `capacity` is the sender's capacity class (`overlay.capacity`), 0 where it is not known. `version` is what the
+    `capacity` is the sender's capacity class (`overlay.line.capacity`), 0 where it is not known. `version` is what the
     sender says that it runs: untrusted text that peers show (`overlay.peers.shown_version`). Both may be left out,
     and later versions may append elements.
     """

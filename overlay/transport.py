@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Protocol, TypeGuard
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.errors import OverlayError
-from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.line.rate import MeasuredLine
 
 Buffer = bytes | bytearray | memoryview
 

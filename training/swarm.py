@@ -12,7 +12,7 @@ from typing import Protocol
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.discovery.population import Population
-from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.line.rate import MeasuredLine
 from p2pnode.overlay.peers import Activity, Contact, Peer, PeerChange
 from p2pnode.overlay.requests import Handler
 from p2pnode.overlay.transport import Body, ReceivedResponse
@@ -135,7 +135,7 @@ class Swarm(Protocol):
         ...
 
     def capacity(self, node_id: bytes) -> int:
-        """The capacity class that a node, this one included, has announced (`overlay.capacity`); 0: none."""
+        """The capacity class that a node, this one included, has announced (`overlay.line.capacity`); 0: none."""
         ...
 
     @property

@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from p2pnode.overlay.capacity import MAX_CLASSES_ABOVE, weight_exponents
+from p2pnode.overlay.line.capacity import MAX_CLASSES_ABOVE, weight_exponents
 
 #: Bits of a logarithm after the point.
 _FRACTION_BITS = 32
@@ -32,8 +32,8 @@ def weight(key: bytes, node_id: bytes) -> bytes:
 def rank(key: bytes, node_ids: Iterable[bytes], capacities: Mapping[bytes, int] | None = None) -> list[bytes]:
     """The distinct ids, best first.
 
-    `capacities` are their announced capacity classes (`overlay.capacity`), 0 where unknown. Nodes under the floor are
-    left out, unless fewer than `MIN_CANDIDATES` others remain; then they come last.
+    `capacities` are their announced capacity classes (`overlay.line.capacity`), 0 where unknown. Nodes under the floor
+    are left out, unless fewer than `MIN_CANDIDATES` others remain; then they come last.
     """
     nodes, announced = list(dict.fromkeys(node_ids)), capacities or {}
     found = _exponents(tuple([announced.get(node_id, 0) for node_id in nodes]))

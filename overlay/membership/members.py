@@ -29,8 +29,7 @@ from p2pnode.overlay.membership.failure_detector import FailureDetector, StateCh
 from p2pnode.overlay.membership.identity_conflict import IdentityConflicts, is_conflict, is_same_start
 from p2pnode.overlay.membership.network import Network
 from p2pnode.overlay.membership.stream_movement import StreamMovement
-from p2pnode.overlay.peer_table import PeerTable
-from p2pnode.overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange
+from p2pnode.overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange, PeerTable
 from p2pnode.overlay.settings import LivenessSettings
 from p2pnode.overlay.transport import RequestStream
 

@@ -21,8 +21,7 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.ids import short
 from p2pnode.overlay.kademlia.messages import StreamsFailing
 from p2pnode.overlay.local_node import LocalNode
-from p2pnode.overlay.peer_table import PeerTable
-from p2pnode.overlay.peers import Contact, Heartbeat, Peer, PeerChange
+from p2pnode.overlay.peers import Contact, Heartbeat, Peer, PeerChange, PeerTable
 from p2pnode.overlay.requests import RequestService
 from p2pnode.overlay.transport import Buffer, Response, Transport, TransportError
 

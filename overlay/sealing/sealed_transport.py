@@ -13,7 +13,7 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.environment import Clock, Entropy, Log
 from p2pnode.overlay.identity import Identity
 from p2pnode.overlay.ids import short
-from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.line.rate import MeasuredLine
 from p2pnode.overlay.sealing.handshake import CLOCK_BOUND_S
 from p2pnode.overlay.sealing.sealer import Sealer
 from p2pnode.overlay.sealing.swarm_key import KeyRing

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from p2pnode.overlay.environment import Clock
-from p2pnode.overlay.line_rate import WINDOW_S, MeasuredLine
+from p2pnode.overlay.line.rate import WINDOW_S, MeasuredLine
 from p2pnode.overlay.sockets.connection import Connection
 from p2pnode.overlay.transport import MUCH_QUEUED_BYTES, SOME_QUEUED_BYTES, Upload
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from p2pnode.overlay.addresses import Address, is_loopback
 from p2pnode.overlay.environment import Clock, Log
-from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.line.rate import MeasuredLine
 from p2pnode.overlay.sealing.sealer import MAX_SEALED_BYTES
 from p2pnode.overlay.sealing.tls import Credentials
 from p2pnode.overlay.sockets.client import StreamClient, StreamRequest

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from p2pnode.lifecycle.environment import State
-from p2pnode.overlay.line_rate import CapacitySource
+from p2pnode.overlay.line.rate import CapacitySource
 from p2pnode.status.events import Event
 from p2pnode.status.prometheus import counter, gauge
 from p2pnode.training.goal import Best

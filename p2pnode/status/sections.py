@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from p2pnode.lifecycle.node import Node
-from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.line.rate import MeasuredLine
 from p2pnode.overlay.peers import Activity, Peer, PeerChange
 from p2pnode.status.schema import (
     CoordinationStatus,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from p2pnode.overlay.capacity import FLOOR_CLASSES, CapacityClass, class_of, split, weight_exponents
+from p2pnode.overlay.line.capacity import FLOOR_CLASSES, CapacityClass, class_of, split, weight_exponents
 from p2pnode.status.events import EventRing
 from p2pnode.status.report import LoopDelay, StatusReport
 from p2pnode.training.encoding.codec_choice import CodecChoice

@@ -3,7 +3,7 @@
 The exchange of a step runs beside the next step's training, and may take `PART_BESIDE` of it. There only codecs that
 send the largest values are chosen, on any line: with more values the swarm learns slower, because these wait for the
 others' agreement (docs/decisions.md). A step of few bytes is sent whole. Under bsp training waits for the exchange,
-which may take `PART_ALONE`, and any codec is chosen. Once the line is measured (`overlay.line_rate`), the bytes of a
+which may take `PART_ALONE`, and any codec is chosen. Once the line is measured (`overlay.line.rate`), the bytes of a
 step in closed form (`training.encoding.step_bytes`) over its rate decide. A less lossy codec must fit into four fifths
 of that time, and every change must be decided twice in a row, so a rate near an edge changes nothing.
 
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from statistics import median_high
 
 from p2pnode.overlay.environment import Log
-from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.line.rate import MeasuredLine
 from p2pnode.training.encoding.step_bytes import StepShape, step_bytes
 from p2pnode.training.encoding.table import CHANGES, CHOICES, CODECS, LEAST_LOSSY, SPARSE_CHOICES, CodecName
 from p2pnode.training.settings import ExchangeSettings

@@ -8,7 +8,7 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING
 
 from p2pnode.overlay.addresses import Address
-from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.line.rate import MeasuredLine
 from p2pnode.overlay.sockets.line_meter import LineMeter
 from p2pnode.overlay.transport import (
     MAX_DATAGRAM_BYTES,

@@ -7,8 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from p2pnode.overlay.discovery.population import Population
-from p2pnode.overlay.peer_table import PeerTable
-from p2pnode.overlay.peers import Activity, Heartbeat, Peer
+from p2pnode.overlay.peers import Activity, Heartbeat, Peer, PeerTable
 from p2pnode.training.barriers.predicates import make_barrier
 from p2pnode.training.barriers.waiter import BarrierWaiter
 from p2pnode.training.settings import BarrierMethod, BarrierSettings

@@ -14,7 +14,7 @@ import numpy as np
 
 from p2pnode.overlay.discovery.population import Population, counted
 from p2pnode.overlay.environment import Environment
-from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.line.rate import MeasuredLine
 from p2pnode.overlay.peers import Activity, Contact, PeerChange
 from p2pnode.overlay.requests import Handler
 from p2pnode.overlay.transport import Body, ReceivedResponse, Response, TransportError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2pnode.overlay.discovery.placement import rank
 from p2pnode.overlay.discovery.population import Population, counted
-from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.line.rate import MeasuredLine
 from p2pnode.overlay.peers import STALL_FLOOR_S, STALL_STEPS, Activity, ChangeKind, Contact, PeerChange
 from p2pnode.overlay.sockets.concurrency import HandlerLimiter
 from p2pnode.overlay.transport import Buffer, ReceivedResponse, Response, TransportError

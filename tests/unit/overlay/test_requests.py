@@ -12,7 +12,7 @@ import pytest
 
 from p2pnode.overlay import requests
 from p2pnode.overlay.addresses import Address, NodeAddress
-from p2pnode.overlay.capacity import class_of
+from p2pnode.overlay.line.capacity import class_of
 from p2pnode.overlay.local_node import LocalNode
 from p2pnode.overlay.peers import Contact, Heartbeat
 from p2pnode.overlay.rate_limits import RateLimit

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pnode.overlay.kademlia.calls import CallTimes
-from p2pnode.overlay.peer_table import PeerTable
+from p2pnode.overlay.peers import PeerTable
 from p2pnode.overlay.rate_limits import MAX_PARTIES, RateLimit, RateLimiter, TokenBucket
 from p2pnode.overlay.waits import LOOKS, Silence
 from tests.harness.builders.peers import heartbeat

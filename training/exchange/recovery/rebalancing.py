@@ -15,8 +15,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from p2pnode.overlay.capacity import split
 from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.line.capacity import split
 from p2pnode.overlay.peers import Activity, Contact
 from p2pnode.overlay.transport import TransportError
 from p2pnode.training.encoding.frames import BadFrame

@@ -15,8 +15,7 @@ from p2pnode.overlay.bootstrap.joining import HEAL_INTERVAL_S, JOIN_LOOKUP_TIMEO
 from p2pnode.overlay.bootstrap.lan import Announcement, LanDiscovery
 from p2pnode.overlay.bootstrap.peer_store import PeerStore
 from p2pnode.overlay.local_node import LocalNode
-from p2pnode.overlay.peer_table import PeerTable
-from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.peers import Contact, PeerTable
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import ListLog, Record, make_environment
 from tests.harness.runner.stories import in_world, played_by

@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pnode.overlay.addresses import Address
-from p2pnode.overlay.capacity import FLOOR_CLASSES, MAX_CLASSES_ABOVE, TOP_CLASS
 from p2pnode.overlay.discovery.candidates import LOOKUP_INTERVAL_S, Candidates
 from p2pnode.overlay.discovery.placement import _negative_log2, rank, weight
 from p2pnode.overlay.ids import distance, key_id
+from p2pnode.overlay.line.capacity import FLOOR_CLASSES, MAX_CLASSES_ABOVE, TOP_CLASS
 from p2pnode.overlay.local_node import LocalNode
-from p2pnode.overlay.peer_table import PeerTable
-from p2pnode.overlay.peers import Activity, Contact
+from p2pnode.overlay.peers import Activity, Contact, PeerTable
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run

@@ -15,8 +15,7 @@ from p2pnode.overlay.discovery.population import Population
 from p2pnode.overlay.ids import distance
 from p2pnode.overlay.local_node import LocalNode
 from p2pnode.overlay.membership.stream_movement import StreamMovement
-from p2pnode.overlay.peer_table import PeerTable
-from p2pnode.overlay.peers import Activity, Contact, PeerChange
+from p2pnode.overlay.peers import Activity, Contact, PeerChange, PeerTable
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import make_environment
 from tests.harness.environment.virtual_loop import run

@@ -15,8 +15,7 @@ from p2pnode.overlay.identity import Identity, identity_from_seed
 from p2pnode.overlay.kademlia import messages
 from p2pnode.overlay.kademlia.messages import RETRANSMIT, FindNode, Gossip, Ping, Pong, Result
 from p2pnode.overlay.kademlia.protocol import IdentityProofs, SwarmProtocol
-from p2pnode.overlay.peer_table import PeerTable
-from p2pnode.overlay.peers import Contact, Heartbeat, Peer
+from p2pnode.overlay.peers import Contact, Heartbeat, Peer, PeerTable
 from tests.harness.environment.simulated import SeededEntropy, make_environment
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.stories import played_by

@@ -8,8 +8,7 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.kademlia.messages import DuplicateIdentity, pack_contact
 from p2pnode.overlay.membership import identity_conflict
 from p2pnode.overlay.membership.identity_conflict import REPORT_PAUSE_S, IdentityConflicts, is_conflict, is_same_start
-from p2pnode.overlay.peer_table import PeerTable
-from p2pnode.overlay.peers import Contact, Peer
+from p2pnode.overlay.peers import Contact, Peer, PeerTable
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import ListLog, Record
 from tests.harness.environment.virtual_loop import run

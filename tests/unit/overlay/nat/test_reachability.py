@@ -13,8 +13,7 @@ from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.kademlia.messages import StreamsFailing
 from p2pnode.overlay.local_node import LocalNode
 from p2pnode.overlay.nat.reachability import DialBackAnswer, Reachability
-from p2pnode.overlay.peer_table import PeerTable
-from p2pnode.overlay.peers import Contact, PeerChange
+from p2pnode.overlay.peers import Contact, PeerChange, PeerTable
 from p2pnode.overlay.transport import ReceivedResponse, TransportError
 from tests.harness.builders.peers import heartbeat
 from tests.harness.environment.simulated import make_environment

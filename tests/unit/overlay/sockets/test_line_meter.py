@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from p2pnode.overlay.addresses import Address
-from p2pnode.overlay.capacity import class_of
-from p2pnode.overlay.line_rate import WINDOW_S, MeasuredLine
+from p2pnode.overlay.line.capacity import class_of
+from p2pnode.overlay.line.rate import WINDOW_S, MeasuredLine
 from p2pnode.overlay.sockets.line_meter import QUEUED_BYTES, LineMeter, UploadMeter
 from p2pnode.overlay.sockets.send_queue import SLICE_BYTES, SMALL_SLICE_BYTES, SendQueue
 from p2pnode.overlay.sockets.transport import SocketTransport

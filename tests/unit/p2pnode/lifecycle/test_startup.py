@@ -16,8 +16,7 @@ from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.startup import NO_MODEL_S, REJOIN_TIMEOUT_S, Startup
 from p2pnode.lifecycle.state_directory import GENESIS_FILE
 from p2pnode.overlay.overlay import Overlay
-from p2pnode.overlay.peer_table import PeerTable
-from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.peers import Contact, PeerTable
 from p2pnode.overlay.transport import TransportError
 from p2pnode.training import manifest as manifests
 from p2pnode.training.files import checkpoint

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from p2pnode.overlay.line_rate import WINDOW_S, MeasuredLine
+from p2pnode.overlay.line.rate import WINDOW_S, MeasuredLine
 from p2pnode.status.findings import (
     MEANINGS,
     MIN_STEPS,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.line.rate import MeasuredLine
 from p2pnode.training.encoding.codec_choice import (
     CHOICES,
     CLIMB,

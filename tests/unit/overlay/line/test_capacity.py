@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pnode.overlay.capacity import (
+from p2pnode.overlay.line.capacity import (
     AT_LEAST,
     CLASS_BYTES_PER_S,
     CONFIRMATIONS,

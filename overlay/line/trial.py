@@ -1,7 +1,7 @@
 """Keeps a joiner from owning until its own pushes have shown its line.
 
 A node that joins a swarm in training is not eligible until what it has sent shows its rate, or that its line keeps up
-(`overlay.line_rate`), or two minutes have passed. The others would wait for each delta of the shards of a slow line.
+(`overlay.line.rate`), or two minutes have passed. The others would wait for each delta of the shards of a slow line.
 Where fewer than two others train and may own, as in a swarm of one or of nodes that are all new, the joiner may own at
 once: every shard needs an owner and a backup.
 """
@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 
-from p2pnode.overlay.capacity import UNKNOWN
 from p2pnode.overlay.environment import Clock
+from p2pnode.overlay.line.capacity import UNKNOWN
 from p2pnode.overlay.local_node import LocalNode
-from p2pnode.overlay.peer_table import PeerTable
-from p2pnode.overlay.peers import Activity
+from p2pnode.overlay.peers import Activity, PeerTable
 from p2pnode.overlay.transport import Transport
 
 #: An owner and a backup.

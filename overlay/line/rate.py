@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from p2pnode.overlay.capacity import UNKNOWN, CapacityClass, class_of
+from p2pnode.overlay.line.capacity import UNKNOWN, CapacityClass, class_of
 
 #: Time between two readings of the counters of the open connections.
 WINDOW_S = 0.25
@@ -163,7 +163,7 @@ class MeasuredLine:
 
     @property
     def capacity(self) -> int:
-        """The announced capacity of the upload (`overlay.capacity`)."""
+        """The announced capacity of the upload (`overlay.line.capacity`)."""
         return self._capacity.announced
 
     @property

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from p2pnode.overlay.capacity import UNKNOWN, split
 from p2pnode.overlay.environment import Environment
-from p2pnode.overlay.line_rate import MeasuredLine
+from p2pnode.overlay.line.capacity import UNKNOWN, split
+from p2pnode.overlay.line.rate import MeasuredLine
 
 CAPACITY_FILE = "capacity.json"
 MAX_AGE_S = 24 * 3600.0
