@@ -47,7 +47,7 @@ class AttachedSwarm:
     @property
     def step_number(self) -> int:
         """The current step of the swarm, from 1."""
-        return self._turns.step_number
+        return self._turns.order.step
 
     @property
     def samples_seen(self) -> int:
@@ -57,22 +57,22 @@ class AttachedSwarm:
     @property
     def workers(self) -> float:
         """The number of nodes that train."""
-        return self._turns.workers
+        return self._turns.order.workers
 
     @property
     def is_first(self) -> bool:
         """Whether this is the one node of the swarm for work to be done once."""
-        return self._turns.is_first
+        return self._turns.order.is_first
 
     @property
     def node_index(self) -> int:
         """This node's place among those that train, in the order of their ids: 0 is the first."""
-        return self._turns.node_index
+        return self._turns.order.node_index
 
     @property
     def local_steps(self) -> int:
         """The number of optimiser steps in a turn."""
-        return self._turns.local_steps
+        return self._turns.order.local_steps
 
     # --- training -----------------------------------------------------------------------------------------------
 

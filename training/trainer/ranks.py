@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 
 from p2pnode.training.trainer.connection import MAX_DESCRIPTORS, DaemonGone
-from p2pnode.training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
 
 #: Of so many parameters, spread over the model, so many values are compared.
 TENSORS = 4
@@ -38,28 +38,17 @@ FACTS = ("has taken {:g} optimiser steps in a turn", "has a scaler at {:g}", "ha
 Shared = TypeVar("Shared")
 
 
-class RankOrder(NamedTuple):
-    """What all ranks have to know of a `StepOrder`."""
-
-    step: int
-    local_steps: int
-    workers: float
-    is_first: bool
-    node_index: int = 0
-
-
 class Signal(IntEnum):
     """What rank 0 tells the ranks that wait for the next order: to wait on, so that their collective does not time out;
-    the order; the end; that the daemon has ended; to save their state; to apply what it is about to apply
+    that the order comes; that the daemon has ended; to save their state; to apply what it is about to apply
     (`training.trainer.model.value_entry`); or to describe the model with it."""
 
     STILL_WAITING = 0
     ORDER = 1
-    DONE = 2
-    LOST = 3
-    SAVE = 4
-    VALUES = 5
-    DESCRIBE = 6
+    LOST = 2
+    SAVE = 3
+    VALUES = 4
+    DESCRIBE = 5
 
 
 class Combined(NamedTuple):
@@ -98,30 +87,24 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def lead(self, order: RankOrder | None) -> None:
+    def lead(self, order: StepOrder | None) -> None:
         """On rank 0: broadcast the next order; None is the end."""
-        self.signal(Signal.DONE if order is None else Signal.ORDER, order)
+        self.signal(Signal.ORDER)
+        self.share(order)
 
-    def signal(self, signal: Signal, order: RankOrder | None = None) -> None:
+    def signal(self, signal: Signal) -> None:
         """On rank 0: let the other ranks, which wait for the next order, do something before it."""
-        order = order or RankOrder(0, 0, 0.0, is_first=False)
-        numbers = [signal, order.step, order.local_steps, order.workers, order.is_first, order.node_index]
-        self._exchange(list(map(float, numbers)))
+        self.share_number(signal)
 
-    def follow(self, actions: Mapping[Signal, Callable[[], object]]) -> RankOrder | None:
+    def follow(self, actions: Mapping[Signal, Callable[[], object]]) -> StepOrder | None:
         """On the other ranks: wait for the next order; None is the end. What rank 0 does together with all is done
         meanwhile. Raises `DaemonGone`."""
-        while True:
-            values = self._exchange([0.0] * 6)
-            signal = Signal(int(values[0]))
-            if signal is Signal.ORDER:
-                return RankOrder(int(values[1]), int(values[2]), values[3], bool(values[4]), int(values[5]))
-            if signal is Signal.DONE:
-                return None
+        while (signal := Signal(self.share_number(0))) is not Signal.ORDER:
             if signal is Signal.LOST:
                 raise DaemonGone
             if signal in actions:
                 actions[signal]()
+        return self.share(None)
 
     def share(self, settings: Shared) -> Shared:
         """On all ranks: what rank 0 has."""
@@ -207,14 +190,11 @@ class Ranks:
 
     def share_number(self, number: int) -> int:
         """On all ranks: the number that rank 0 gives, by one small collective."""
-        return int(self._exchange([float(number)])[0])
-
-    def _exchange(self, values: list[float]) -> list[float]:
         if self.count == 1:
-            return values
-        tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
+            return number
+        tensor = torch.tensor(number, device=self._device)
         torch.distributed.broadcast(tensor, src=0)
-        return [float(value) for value in tensor.cpu()]
+        return int(tensor)
 
 
 class RankAgreement:

@@ -147,7 +147,7 @@ class TaskRunner:
 
     def state(self) -> dict[str, Any]:
         """What is to be saved, inside `WeightLoads.saving`."""
-        return self._turns.script_state.content(self.samples_seen, self._turns.local_steps)
+        return self._turns.script_state.content(self.samples_seen, self._turns.order.local_steps)
 
     def restore(self, path: Path) -> None:
         """Restore what was saved. Raises `TrainerFailed`."""

@@ -30,14 +30,14 @@ from p2pnode.training.trainer.model.value_entry import News, ValueEntry
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer.model.weight_loads import WeightLoads
 from p2pnode.training.trainer.optimizers.step_count import MetricMeans, StepCount
-from p2pnode.training.trainer.ranks import APART_HINT, RankAgreement, RankOrder, Ranks, Signal, difference
+from p2pnode.training.trainer.ranks import APART_HINT, RankAgreement, Ranks, Signal, difference
 from p2pnode.training.trainer.sampling.shared_data import SharedData
 from p2pnode.training.trainer.script_arguments import ScriptArguments
 from p2pnode.training.trainer.state.rank_states import RankStates
 from p2pnode.training.trainer.state.script_state import ScriptState
 from p2pnode.training.trainer.state.snapshot import CannotWrite
 from p2pnode.training.trainer_link import messages
-from p2pnode.training.trainer_link.interface import Evaluation, StepReport, TrainerFailed
+from p2pnode.training.trainer_link.interface import Evaluation, StepOrder, StepReport, TrainerFailed
 from p2pnode.training.trainer_link.messages import StepAnswer
 
 #: Rank 0 contacts waiting ranks this often, so that no collective times out during a long barrier.
@@ -50,8 +50,8 @@ _NOT_STARTED = messages.Start("", "", {}, "cpu", 0, 0, 0, 0)
 
 
 class Turns:
-    """Of one process. `step_number`, `samples_seen`, `workers`, `is_first`, `node_index` and `local_steps` are those of
-    `AttachedSwarm`; `start` is the daemon's first message, `turn_steps` the optimiser steps of the turn under way."""
+    """Of one process. `start` is the daemon's first message, `order` that of the turn under way, and `turn_steps`
+    counts the optimiser steps of that turn."""
 
     def __init__(
         self,
@@ -69,9 +69,8 @@ class Turns:
         """`connection` is None on all ranks but the first. `task` and `version` say what is trained, as other nodes
         compare it. `evaluate` measures the model for a step, where the daemon may order it; None when interrupted.
         Raises `TrainerFailed` for a model that cannot be shared, and for optimisers of another one."""
-        self.step_number = self.samples_seen = self.node_index = self.local_steps = self.turn_steps = 0
-        self.workers, self.is_first = 1.0, False
-        self.start, self.device = _NOT_STARTED, "cpu"
+        self.samples_seen = self.turn_steps = 0
+        self.start, self.order, self.device = _NOT_STARTED, StepOrder(0, 0, 1.0, is_first=False), "cpu"
         self.warn = warnings
         self.connection = connection
         self.ranks = ranks
@@ -133,7 +132,7 @@ class Turns:
         steps = self._count.call()
         self.turn_steps += steps
         if steps:
-            self.loads.stepped(steps, self.workers)
+            self.loads.stepped(steps, self.order.workers)
             with self.loads.pull() if self.devices.moves else contextlib.nullcontext():
                 self.devices.stepped(values["loss"])
         with self.raising_lost():
@@ -146,7 +145,7 @@ class Turns:
 
     def _goes_on(self) -> bool:
         """Whether an optimiser step is next. False: the turn has ended, and is reported where it counts."""
-        answer = self.devices.next_step(is_due=self.turn_steps >= self.local_steps)
+        answer = self.devices.next_step(is_due=self.turn_steps >= self.order.local_steps)
         if answer is StepAnswer.DISTRIBUTED:
             self._report_turn()
         return answer is StepAnswer.LOCAL
@@ -162,16 +161,16 @@ class Turns:
         self.samples_seen += samples
         is_finite, has_delta = self._cut()
         with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.
-            self.data.report(self._order_number, self.step_number, samples, has_delta=has_delta)
+            self.data.report(self._order_number, self.order.step, samples, has_delta=has_delta)
         if self.connection is None:
             return
         if not math.isfinite(loss) and "loss" in self._means:
-            self.warn("loss_not_finite", f"the mean loss of step {self.step_number} is {loss}")
+            self.warn("loss_not_finite", f"the mean loss of step {self.order.step} is {loss}")
         metrics["learning_rate"] = rate
         seconds = time.perf_counter() - self._began_s
         recent = self.devices.recent_loss()
         report = StepReport(
-            self.step_number, loss, samples, self.turn_steps, seconds, metrics, recent, is_finite, has_delta
+            self.order.step, loss, samples, self.turn_steps, seconds, metrics, recent, is_finite, has_delta
         )
         self._tell(messages.Trained(self._order_number, report))
 
@@ -206,7 +205,7 @@ class Turns:
         else:
             self._apply_news()
             if self.entry.has_rest and not self.entry.is_exchanging:
-                self._report_rest(self.step_number)
+                self._report_rest(self.order.step)
                 self.take_order()
         return self.entry.has_rest
 
@@ -216,7 +215,7 @@ class Turns:
         self._count.forget()
         self.data.begin_anew()
         self._follow(given)
-        self._seek((self.step_number - 1) * self.local_steps + self.devices.order.done + self.turn_steps)
+        self._seek((self.order.step - 1) * self.order.local_steps + self.order.done + self.turn_steps)
 
     def _follow(self, given: ScriptArguments) -> None:
         vector = self.model_vector
@@ -247,6 +246,8 @@ class Turns:
         """Rank 0 waits for the daemon's next order. All ranks load the weights of the first one, and those of the
         end."""
         order = self._lead() if self.ranks.is_first else self.ranks.follow(self._together)
+        if order is not None:
+            self.devices.order = order
         if order is None or not self._has_loaded or self.devices.order.asks:
             with self.loads.load(ends=order is None):
                 self.devices.load(self.entry.vector, self.entry.delta)
@@ -260,9 +261,8 @@ class Turns:
             self._report_rest(order.step)
             self._take_one_order()
             return
-        self.step_number, self.local_steps = order.step, order.local_steps
-        self.workers, self.is_first, self.node_index = order.workers, order.is_first, order.node_index
-        self._seek((order.step - 1) * order.local_steps + self.devices.order.done)
+        self.order = order
+        self._seek((order.step - 1) * order.local_steps + order.done)
         self.devices.begin()
         self._agreement.begin()
         self.turn_steps = self._samples = 0
@@ -273,7 +273,7 @@ class Turns:
         self.given.seek(position)
         self.loads.seek(position)
 
-    def _lead(self) -> RankOrder | None:
+    def _lead(self) -> StepOrder | None:
         try:
             order = self._receive_order()
         except DaemonGone:
@@ -282,7 +282,7 @@ class Turns:
         self.ranks.lead(order)
         return order
 
-    def _receive_order(self) -> RankOrder | None:
+    def _receive_order(self) -> StepOrder | None:
         connection = self.connection
         assert connection is not None
         self.warn.flush(connection.send)
@@ -296,8 +296,7 @@ class Turns:
                     self.ranks.signal(Signal.STILL_WAITING)
                 case messages.Train(number, order):
                     self._order_number = number
-                    self.devices.order = order
-                    return RankOrder(order.step, order.local_steps, order.workers, order.is_first, order.node_index)
+                    return order
                 case messages.DeltaEncoded() | messages.ValuesArrived():
                     self.ranks.signal(Signal.VALUES)
                     self.apply(message)
@@ -328,7 +327,7 @@ class Turns:
     def _save(self, turn: int = 0, path: str = "") -> None:
         """On all ranks: save the state between two turns; rank 0 has the order."""
         with self.loads.saving():
-            self.rank_states.save(turn, path, self.script_state.content(self.samples_seen, self.local_steps))
+            self.rank_states.save(turn, path, self.script_state.content(self.samples_seen, self.order.local_steps))
 
     def _described(
         self, turn: int = 0, folder: str = "", *, wait: bool = False
@@ -347,7 +346,7 @@ class Turns:
     def _apply_news(self) -> None:
         """Between two optimiser steps: move the model by what has come of the last exchange. Several ranks look at
         every `LOOKS`th part of a turn, by a small collective."""
-        if self.ranks.count == 1 or not self.turn_steps % max(1, self.local_steps // LOOKS):
+        if self.ranks.count == 1 or not self.turn_steps % max(1, self.order.local_steps // LOOKS):
             self._apply_all()
 
     def _apply_all(self) -> None:

@@ -49,8 +49,8 @@ class Paired(Ranks):
         found = self._pair(what, value)
         return value if self.is_first else found
 
-    def _exchange(self, values: list[float]) -> list[float]:
-        return list(self._first(("numbers", len(values)), values))
+    def share_number(self, number: int) -> int:
+        return int(self._first("number", number))
 
     def share(self, settings: Any) -> Any:
         return self._first("object", settings)
