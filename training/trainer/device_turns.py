@@ -12,7 +12,6 @@ import importlib
 import math
 import os
 from collections import deque
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -23,37 +22,6 @@ from p2pnode.training.trainer.connection import DaemonConnection
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder, Vector
 from p2pnode.training.trainer_link.messages import StepAnswer
-
-
-class LeaderPulls:
-    """Belongs to one model. `vectors`: the values of the node's leader and, where there is one, of the swarm's,
-    `float32[total]`; none where this trainer follows no leader."""
-
-    def __init__(self, model_vector: ModelVector, vectors: tuple[Vector, ...]) -> None:
-        self._model_vector = model_vector
-        self._vectors = vectors
-        self._pulls: list[tuple[list[Tensor], float]] = []
-
-    @torch.no_grad()
-    def begin(self, order: StepOrder) -> None:
-        """A turn begins: copy what it is pulled to, to the model's device where that is another one."""
-        self._pulls = []
-        # The swarm's leader first.
-        for vector, share in list(zip(self._vectors, (order.local_pull, order.global_pull), strict=False))[::-1]:
-            if share:
-                self._pulls.append((self._model_vector.parts_of(vector), share))
-
-    @property
-    def moves(self) -> bool:
-        """Whether `apply` changes the model in this turn."""
-        return bool(self._pulls)
-
-    @torch.no_grad()
-    def apply(self) -> None:
-        """An optimiser step was taken: x ← (1 − p) x + p · leader, for each leader."""
-        for parts, share in self._pulls:
-            for (_, tensor), part in zip(self._model_vector.named_tensors(), parts, strict=True):
-                tensor.lerp_(part, share) if tensor.dtype == part.dtype else tensor.lerp_(part.to(tensor.dtype), share)
 
 
 class DeviceMerge:
@@ -94,50 +62,28 @@ class DeviceMerge:
                 group.abort()
 
 
-class RunAhead:
-    """Lets a script launch one optimiser step while its device takes the one before, and no more: a trainer that only
-    launches would be given the steps of all others. `mark` makes something that the device reaches after all that was
-    launched; None where calls return when all is done."""
-
-    def __init__(self, mark: Callable[[], Any] | None) -> None:
-        self._mark = mark
-        self._before: Any = None
-
-    def wait(self) -> None:
-        """A step was launched: wait until the one before it is done."""
-        if self._mark is not None:
-            before, self._before = self._before, self._mark()
-            if before is not None:
-                before.synchronize()
-
-
-def _marks(device: torch.device) -> Callable[[], Any] | None:
-    def mark() -> Any:
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(device))
-        return event
-
-    return mark if device.type == "cuda" else None
-
-
 class DeviceTurns:
     """Belongs to one script; does nothing on a rank without a connection and for a single trainer."""
 
     def __init__(self, model_vector: ModelVector, connection: DaemonConnection | None) -> None:
         self._model_vector = model_vector
         self._connection = connection
-        self._leaders = LeaderPulls(model_vector, ())
+        #: The values of the node's leader and, where there is one, of the swarm's, `float32[total]`.
+        self._leaders: tuple[Vector, ...] = ()
+        #: Where the model is pulled to in this turn, on its device, and how far.
+        self._pulls: list[tuple[list[Tensor], float]] = []
         self._losses: deque[float] = deque(maxlen=0)
         self._merge = DeviceMerge()
-        self._run_ahead = RunAhead(_marks(model_vector.device))
+        #: What the device reaches when it has done the step that was launched last.
+        self._launched: Any = None
         #: What the group has come to: the mean of the last merge.
         self._mean: Tensor | None = None
-        #: The daemon's last; before the first, and on other ranks, one that asks for nothing.
+        #: The daemon's last; before the first one that asks for nothing.
         self.order = StepOrder(0, 0, 1.0, is_first=False)
 
     def follow(self, leaders: tuple[Vector, ...]) -> None:
         """The values to which turns may pull the model."""
-        self._leaders = LeaderPulls(self._model_vector, leaders)
+        self._leaders = leaders
 
     @torch.no_grad()
     def load(self, vector: Vector, delta: Vector) -> None:
@@ -174,18 +120,23 @@ class DeviceTurns:
             torch.from_numpy(delta).copy_(mean)
         return True
 
+    @torch.no_grad()
     def begin(self) -> None:
-        """The weights of the turn are loaded."""
-        self._leaders.begin(self.order)
+        """The weights of the turn are loaded: copy what it is pulled to. The swarm's leader is first."""
+        shares = zip(self._leaders, (self.order.local_pull, self.order.global_pull), strict=False)
+        self._pulls = [(self._model_vector.parts_of(vector), share) for vector, share in [*shares][::-1] if share]
 
     @property
     def moves(self) -> bool:
         """Whether the model is pulled to leaders in this turn."""
-        return self._leaders.moves
+        return bool(self._pulls)
 
+    @torch.no_grad()
     def stepped(self, loss: float | Tensor) -> None:
-        """The script has taken an optimiser step."""
-        self._leaders.apply()
+        """The script has taken an optimiser step: x ← (1 − p) x + p · leader, for each leader."""
+        for parts, share in self._pulls:
+            for (_, tensor), part in zip(self._model_vector.named_tensors(), parts, strict=True):
+                tensor.lerp_(part.to(tensor.dtype), share)
         if window := self.order.loss_window:
             if window != self._losses.maxlen:
                 self._losses = deque(self._losses, maxlen=window)
@@ -200,12 +151,24 @@ class DeviceTurns:
 
     def next_step(self, *, is_due: bool) -> StepAnswer:
         """What is next. A single trainer reports when its turn has so many steps as were ordered (`is_due`). One of
-        several asks, when the device has done all but the last step. Raises `DaemonGone`."""
+        several asks, when the device has done all but the last step: one that only launches would be given the steps of
+        all others. Raises `DaemonGone`."""
         if not self.order.asks:
             return StepAnswer.DISTRIBUTED if is_due else StepAnswer.LOCAL
         assert self._connection is not None
-        self._run_ahead.wait()
+        before, self._launched = self._launched, _mark(self._model_vector.device)
+        if before is not None:
+            before.synchronize()
         return self._connection.next_step()
+
+
+def _mark(device: torch.device) -> Any:
+    """Something that the device reaches after all that was launched; None where calls return when all is done."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def _distributed() -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,15 +13,15 @@ import torch
 from torch import nn
 
 from p2pnode.training.supervisor.gpu_errors import explained
-from p2pnode.training.trainer.connection import ScriptWarnings
-from p2pnode.training.trainer.device_turns import RunAhead, _marks
+from p2pnode.training.trainer.connection import DaemonConnection, ScriptWarnings
+from p2pnode.training.trainer.device_turns import DeviceTurns
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer.pinned import register
 from p2pnode.training.trainer.script_arguments import ScriptArguments
 from p2pnode.training.trainer.state import snapshot
 from p2pnode.training.trainer.state.state_writer import StateWriter
 from p2pnode.training.trainer_link import messages
-from p2pnode.training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
 from p2pnode.training.trainer_link.shared_memory import SharedVectors
 
 pytestmark = [
@@ -113,13 +114,14 @@ def test_a_checkpoint_is_copied_into_registered_memory(tmp_path: Path) -> None:
 
 def test_a_script_launches_one_step_ahead_of_its_device() -> None:
     """The step before the last one is done when it asks."""
-    ahead = RunAhead(_marks(GPU))
+    ahead = DeviceTurns(ModelVector(nn.Linear(1, 1).to(GPU)), cast(DaemonConnection, SimpleNamespace(next_step=list)))
+    ahead.order = StepOrder(1, 4, 1.0, is_first=False, asks=True)
     ends = []
     for _ in range(3):
         torch.cuda._sleep(50_000_000)
         ends.append(torch.cuda.Event())
         ends[-1].record()
-        ahead.wait()
+        ahead.next_step(is_due=True)
         assert all(end.query() for end in ends[:-1])
     assert not ends[-1].query()
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from p2pnode.training.trainer.device_turns import DeviceTurns, LeaderPulls, RunAhead
+from p2pnode.training.trainer import device_turns
+from p2pnode.training.trainer.device_turns import DeviceTurns
 from p2pnode.training.trainer.model.vector import ModelVector
 from p2pnode.training.trainer_link.interface import StepOrder, Vector
 from p2pnode.training.trainer_link.messages import StepAnswer
@@ -58,72 +59,57 @@ def test_losses_are_kept_where_they_are_asked_for() -> None:
     assert found.next_step(is_due=True) is StepAnswer.LOCAL
 
 
-def test_after_a_step_the_model_is_pulled_to_the_leader() -> None:
-    """From the moment at which the turn's weights were loaded."""
-    found, model = turns()
-    found.follow((np.full(3, 8.0, np.float32),))
-    found.order = order(asks=True, local_pull=0.5)
-    found.load(np.zeros(3, np.float32), np.zeros(3, np.float32))
-    found.begin()
-    found.stepped(1.0)
-
-    assert values(model) == [4.0] * 3
-
-
 NODE, SWARM = np.full(3, 8.0, np.float32), np.full(3, 16.0, np.float32)
 
 
-def pull_order(local: float, glob: float) -> StepOrder:
-    return StepOrder(1, 1, 1.0, is_first=False, local_pull=local, global_pull=glob)
-
-
-def pulled(of: StepOrder, *vectors: Vector, dtype: torch.dtype = torch.float32) -> list[float]:
+def pulled(local: float, glob: float, *leaders: Vector, dtype: torch.dtype = torch.float32) -> list[float]:
     """A model whose values are 0, after one optimiser step."""
     model = nn.Linear(2, 1).to(dtype)
-    pulls = LeaderPulls(ModelVector(model), vectors)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    pulls.begin(of)
-    pulls.apply()
-    return [float(value) for parameter in model.parameters() for value in parameter.detach().reshape(-1)]
+    found = DeviceTurns(ModelVector(model), None)
+    found.follow(leaders)
+    found.order = order(local_pull=local, global_pull=glob)
+    found.load(np.zeros(3, np.float32), np.zeros(3, np.float32))
+    found.begin()
+    found.stepped(1.0)
+    return values(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_pull_to_the_leader_of_the_swarm_is_first(dtype: torch.dtype) -> None:
     """A half of the way to 16, and from 8 a quarter to 8; alone each goes its share."""
-    assert pulled(pull_order(0.25, 0.5), NODE, SWARM, dtype=dtype) == [8.0] * 3
-    assert pulled(pull_order(0.5, 0.5), np.zeros(3, np.float32), SWARM, dtype=dtype) == [4.0] * 3
-    assert pulled(pull_order(0.25, 0.0), NODE, SWARM, dtype=dtype) == [2.0] * 3
-    assert pulled(pull_order(0.0, 0.25), NODE, SWARM, dtype=dtype) == [4.0] * 3
+    assert pulled(0.25, 0.5, NODE, SWARM, dtype=dtype) == [8.0] * 3
+    assert pulled(0.5, 0.5, np.zeros(3, np.float32), SWARM, dtype=dtype) == [4.0] * 3
+    assert pulled(0.25, 0.0, NODE, SWARM, dtype=dtype) == [2.0] * 3
+    assert pulled(0.0, 0.25, NODE, SWARM, dtype=dtype) == [4.0] * 3
 
 
 def test_without_a_share_or_without_leaders_nothing_is_pulled() -> None:
     """A trainer that follows nobody has none; with a share of 1 it is where the leader is."""
-    assert pulled(pull_order(0.0, 0.0), NODE, SWARM) == [0.0] * 3
-    assert pulled(pull_order(0.5, 0.5)) == [0.0] * 3
-    assert pulled(pull_order(0.5, 0.5), NODE) == [4.0] * 3
-    assert pulled(pull_order(1.0, 0.0), NODE, SWARM) == [8.0] * 3
+    assert pulled(0.0, 0.0, NODE, SWARM) == [0.0] * 3
+    assert pulled(0.5, 0.5) == [0.0] * 3
+    assert pulled(0.5, 0.5, NODE) == [4.0] * 3
+    assert pulled(1.0, 0.0, NODE, SWARM) == [8.0] * 3
 
 
-def test_what_a_leader_does_during_a_turn_counts_in_the_next_where_it_is_elsewhere() -> None:
-    """The pulls of a turn are forgotten with it."""
-    model = nn.Linear(2, 1)
-    pulls = LeaderPulls(ModelVector(model), (NODE,))
-    pulls.begin(pull_order(1.0, 0.0))
-    pulls.begin(pull_order(0.0, 0.0))
-    before = model.weight.detach().clone()
-    pulls.apply()
+def test_the_pulls_of_a_turn_are_forgotten_with_it() -> None:
+    """What a leader does during a turn counts in the next."""
+    found, model = turns()
+    found.follow((NODE,))
+    for share in (1.0, 0.0):
+        found.order = order(local_pull=share)
+        found.begin()
+    before = values(model)
+    found.stepped(1.0)
 
-    assert torch.equal(model.weight, before)
+    assert values(model) == before
 
 
-def test_a_trainer_asks_when_its_device_has_done_all_but_the_last_step() -> None:
+def test_a_trainer_asks_when_its_device_has_done_all_but_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step is launched while the device takes the one before; a third is not asked for."""
     said: list[str] = []
 
     class Mark:
-        def __init__(self) -> None:
+        def __init__(self, _device: torch.device) -> None:
             self.name = str(sum("launched" in word for word in said))
             said.append(f"launched {self.name}")
 
@@ -132,7 +118,7 @@ def test_a_trainer_asks_when_its_device_has_done_all_but_the_last_step() -> None
 
     found, _ = turns()
     found.order = order(asks=True)
-    found._run_ahead = RunAhead(Mark)
+    monkeypatch.setattr(device_turns, "_mark", Mark)
     for _ in range(3):
         found.next_step(is_due=True)
         said.append("asked")
@@ -142,8 +128,3 @@ def test_a_trainer_asks_when_its_device_has_done_all_but_the_last_step() -> None
         *("launched 1", "waited for 0", "asked"),
         *("launched 2", "waited for 1", "asked"),
     ]
-
-
-def test_a_processor_is_waited_for_by_each_call() -> None:
-    """Its calls return when all is done."""
-    RunAhead(None).wait()
