@@ -12,7 +12,6 @@ optimiser would be suspected where `local_steps` is 1: in each turn the others u
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -171,32 +170,24 @@ def missing_part(rows: Rows) -> float | None:
     step that followed, and the gradient of that step.
     """
     begun, before, loaded, stepped, gradient = rows
-    vectors = np.stack((before - begun, gradient, before - loaded, before - stepped))
-    products: list[list[float]] = (vectors @ vectors.T).tolist()
-    if not math.isfinite(sum(map(sum, products))):
+    if not np.isfinite(rows).all():
         return None
-    for known in (0, 1):
-        _leave_out(products, vectors, known)
-    size, rest = products[2][2], products[3][3]
-    if size <= ROUNDING**2 * float(loaded @ loaded):
+    known = np.stack([_normed(before - begun), _normed(gradient)], axis=1)
+    moved = np.stack([before - loaded, before - stepped], axis=1)
+    moved -= known @ np.linalg.lstsq(known, moved, rcond=None)[0]
+    (size, rest), load = np.linalg.norm(moved, axis=0), moved[:, 0]
+    if size <= ROUNDING * np.linalg.norm(loaded):
         return None
-    missing = math.sqrt(max(0.0, rest) / size)
     # Only what would be evidence has to be looked at closely.
-    if missing < MISSING and size**2 < SPREAD * float((vectors[2] ** 4).sum()):
+    if rest < MISSING * size and size**4 < SPREAD * float((load**4).sum()):
         return None
-    return missing
+    return float(rest / size)
 
 
-def _leave_out(products: list[list[float]], vectors: Rows, known: int) -> None:
-    """Take what is parallel to one vector out of those after it, and out of their products."""
-    length = products[known][known]
-    if length <= 0.0:
-        return
-    parts = [product / length for product in products[known]]
-    for one in range(known + 1, len(products)):
-        for other in range(known + 1, len(products)):
-            products[one][other] -= parts[one] * parts[other] * length
-    vectors[known + 1 :] -= np.outer(parts[known + 1 :], vectors[known])
+def _normed(vector: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The vector with length 1, or as it is if it is zero."""
+    found: npt.NDArray[np.float64] = vector / (np.linalg.norm(vector) or 1.0)
+    return found
 
 
 def _part(parameter: Tensor, values: Tensor) -> Tensor:
