@@ -29,14 +29,6 @@ KNOWN = {
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 
-#: SHA-256 of the four files on the mirrors, `.gz`.
-KNOWN_GZ = {
-    "train-images-idx3-ubyte": "0b367032e93c5d0cea0925647cfdb18614af8ee15f83e6f2fc2ad904a6835971",
-    "train-labels-idx1-ubyte": "1787548bbe0bff1ec2ecdc0ef292b02df999e2d1a6002d27500982c652b17203",
-    "t10k-images-idx3-ubyte": "1a1a05eab793c14bb050b398624a11b0ffd1a2953baed553b1b9bd079e2a20be",
-    "t10k-labels-idx1-ubyte": "b91679a0acfe4ba0e50a2437a903084cba1f5f92592b016a25a7dfd00455798b",
-}
-
 #: Public copies of the original files.
 MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -70,7 +62,7 @@ def _content(folder: Path, name: str, mirrors: Sequence[str]) -> tuple[bytes, Pa
         except (OSError, EOFError, zlib.error) as error:
             raise TaskError(f"{path} cannot be read: {error}", _HINT) from error
     path = folder / f"{name}.gz"
-    return gzip.decompress(_fetch(path, name, mirrors)), path
+    return _fetch(path, name, mirrors), path
 
 
 def _fetch(path: Path, name: str, mirrors: Sequence[str]) -> bytes:
@@ -79,14 +71,15 @@ def _fetch(path: Path, name: str, mirrors: Sequence[str]) -> bytes:
         try:
             with urllib.request.urlopen(f"{mirror}{name}.gz", timeout=_FETCH_TIMEOUT_S) as answer:  # noqa: S310
                 data: bytes = answer.read()
-        except (OSError, ValueError) as error:
+            content = gzip.decompress(data)
+        except (OSError, EOFError, ValueError, zlib.error) as error:
             failures.append(f"{mirror}: {getattr(error, 'reason', error)}")
             continue
-        if hashlib.sha256(data).hexdigest() != KNOWN_GZ[name]:
+        if hashlib.sha256(content).hexdigest() != KNOWN[name]:
             failures.append(f"{mirror}: its file has another checksum")
             continue
         _put(path, data)
-        return data
+        return content
     tried = f"; fetching it failed ({'; '.join(failures)})" if failures else ""
     raise TaskError(f"the task mnist finds no {name}.gz in {path.parent}{tried}", _HINT)
 
