@@ -37,7 +37,8 @@ class DataLink:
         self.stopped = False
         self._connection = connection
         self._number = 0
-        self._partitions = UNKNOWN
+        #: The number of blocks of a stream, or `UNKNOWN`.
+        self.partitions = UNKNOWN
         #: Reports that the daemon's last `DataKnown` does not contain yet: turn → what was reported.
         self._reported: dict[int, list[PartitionTrained]] = {}
         self._restored: DataState | None = None
@@ -56,42 +57,30 @@ class DataLink:
 
     def ask(self, *, begins: bool, finished: bool, position: int, count: int, has_claims: bool) -> DataGranted | None:
         """At most `count` claims; see `DataWanted`. On all ranks, or in any thread of a single one."""
+        granted = None
         with self._asking:
-            granted = None
             if self._connection is not None:
-                granted = self._ask(self._connection, begins, finished, position, count, has_claims)
+                self._number += 1
+                with contextlib.suppress(DaemonGone):
+                    self._connection.send(DataWanted(self._number, begins, finished, position, count, has_claims))
+                    granted = self._connection.answer(DataGranted, self._number)
             granted = self.ranks.share(granted)
         self.stopped = self.stopped or granted is None
         return granted
-
-    def _ask(
-        self, connection: DaemonConnection, begins: bool, finished: bool, position: int, count: int, has_claims: bool
-    ) -> DataGranted | None:
-        self._number += 1
-        try:
-            connection.send(DataWanted(self._number, begins, finished, position, count, has_claims))
-            return connection.answer(DataGranted, self._number)
-        except DaemonGone:
-            return None
 
     def report(self, turn: int, trained: Sequence[PartitionTrained]) -> None:
         """The delta of this turn is about to be reported. Raises `DaemonGone`."""
         if self._connection is None:
             return
         self._reported[turn] = list(trained)
-        self._connection.send(DataTrained(turn, list(trained), self._partitions))
+        self._connection.send(DataTrained(turn, list(trained), self.partitions))
 
     # -- state ---------------------------------------------------------------------------------------------------
-
-    @property
-    def partitions(self) -> int:
-        """The number of blocks of a stream, or `UNKNOWN`."""
-        return self._partitions
 
     def learn_partitions(self, partitions: int) -> None:
         """The end of the stream was seen."""
         if partitions != UNKNOWN:
-            self._partitions = partitions
+            self.partitions = partitions
 
     def state(self) -> DataState:
         """What the swarm is known to have trained, with all that was reported here."""
@@ -102,7 +91,7 @@ class DataLink:
         ledger = Ledger(self.shape.partitions)
         if state is not None:
             ledger.merge(state.partitions, state.first, state.trained, state.offsets)
-        ledger.learn_partitions(self._partitions)
+        ledger.learn_partitions(self.partitions)
         for trained in self._reported.values():
             for one in trained:
                 ledger.note((one.epoch, one.partition), one.offset, finished=one.finished)

@@ -54,7 +54,7 @@ class SwarmShard(LinkedReader, IterableDataset[Any]):
         worker = get_worker_info()
         if worker is None:
             assert self.dealer is not None
-            return self._of_rank(self._samples(_MainBlocks(self.dealer, (0, self._passes))))
+            return self._of_rank(self._samples(_Pass(self.dealer, (0, self._passes))))
         if self._ranks[1] > 1:
             raise RuntimeError(
                 "swarm.shard with num_workers > 0 is not possible under torchrun, where all ranks ask for their data "
@@ -76,7 +76,7 @@ class SwarmShard(LinkedReader, IterableDataset[Any]):
         while len(group := list(itertools.islice(samples, ranks))) == ranks:
             yield group[rank]
 
-    def _samples(self, blocks: _MainBlocks | BridgeClient) -> Iterator[Any]:
+    def _samples(self, blocks: _Pass | BridgeClient) -> Iterator[Any]:
         claim = blocks.next_block(0)
         if claim is None:
             blocks.end(None, UNKNOWN)
@@ -117,19 +117,23 @@ class SwarmShard(LinkedReader, IterableDataset[Any]):
         return self.dealer.report()
 
 
-class _MainBlocks:
-    """Where a pass in the main process gets its blocks."""
+class _Pass:
+    """Where a pass gets its blocks, in the main process. Of a worker that does not say what it has `drew` all of a
+    block is drawn at once: batches of it may arrive before it asks for another one."""
 
-    def __init__(self, dealer: BlockDealer, this_pass: PassId) -> None:
+    def __init__(self, dealer: BlockDealer, this_pass: PassId, worker: int = 0, workers: int = 1) -> None:
         self._dealer = dealer
         self._pass = this_pass
+        self._worker = worker
         self._part: ClaimProgress | None = None
-        dealer.begin(this_pass, 1)
+        dealer.begin(this_pass, workers)
 
-    def next_block(self, position: int) -> Claim | None:
+    def next_block(self, position: int, *, is_whole: bool = False) -> Claim | None:
         """The first claim at `position` or behind it; None: this pass has no more."""
-        self._part = self._dealer.next_block(self._pass, 0, position)
-        return None if self._part is None else self._part.as_claim()
+        part = self._part = self._dealer.next_block(self._pass, self._worker, position)
+        if part is not None and is_whole:
+            self._dealer.drew(part, part.size - part.drawn)
+        return None if part is None else part.as_claim()
 
     def drew(self) -> None:
         """A sample of the block is about to be yielded."""
@@ -138,7 +142,10 @@ class _MainBlocks:
 
     def end(self, drawn: int | None, blocks: int) -> None:
         """The pass ends. If the stream did: after `drawn` samples of the block, and with `blocks` of them in all."""
-        self._dealer.end(self._pass, 0, None if drawn is None else self._part, blocks)
+        part = None if drawn is None else self._part
+        if part is not None and drawn is not None:
+            self._dealer.drew(part, drawn - part.drawn)
+        self._dealer.end(self._pass, self._worker, part, blocks)
 
 
 class Bridge:
@@ -167,27 +174,18 @@ class Bridge:
     def _serve(self, connection: Connection[Any, Any]) -> None:
         """Answer one worker until it has gone."""
         with contextlib.suppress(EOFError, OSError), connection:
-            this_pass, worker, workers = connection.recv()
-            self._dealer.begin(this_pass, workers)
-            part = None
+            blocks = _Pass(self._dealer, *connection.recv())
             while True:
                 request = connection.recv()
                 if isinstance(request, int):
-                    part = self._dealer.next_block(this_pass, worker, request)
-                    if part is not None:
-                        # Until the worker says otherwise: batches of it may arrive before it asks for another block.
-                        self._dealer.drew(part, part.size - part.drawn)
-                    connection.send(None if part is None else part.as_claim())
+                    connection.send(blocks.next_block(request, is_whole=True))
                 else:
-                    drawn, blocks = request
-                    if part is not None and drawn is not None:
-                        self._dealer.drew(part, drawn - part.drawn)
-                    self._dealer.end(this_pass, worker, None if drawn is None else part, blocks)
+                    blocks.end(*request)
                     connection.send(None)
 
 
 class BridgeClient:
-    """A worker's end, for one pass; see `_MainBlocks`."""
+    """A worker's end, for one pass; see `_Pass`."""
 
     def __init__(self, address: Any, this_pass: PassId, worker: int, workers: int) -> None:
         self._connection = Client(address, family="AF_UNIX", authkey=_key())
