@@ -5,6 +5,9 @@ whose state is the same on all ranks, as under DistributedDataParallel, is in th
 keeps its state in parts, which are put together (`ZeroRedundancyOptimizer`). A set that is not whole, or of another
 number of ranks, is not restored as if it were: all ranks then begin with what rank 0 had, and with generators as the
 script has seeded them. Then optimisers of sharded parameters begin anew: rank 0 has only its own part of their state.
+
+Of a DTensor a rank saves its own part, as a plain tensor beside its place. A device mesh belongs to running processes,
+so it is not saved: what is read gets that of the model's own parameters which has the same ranks in the same order.
 """
 
 from __future__ import annotations
@@ -12,19 +15,23 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Size, Tensor
 
+from p2pnode.training.trainer.model.local_part import is_distributed, local_of
 from p2pnode.training.trainer.model.unshared_tensors import checksum
 from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.state import snapshot
-from p2pnode.training.trainer.state.spread_tensors import is_spread, meshes_of, plain, spread
-from p2pnode.training.trainer.state.state_writer import StateWriter, tensor_bytes, tensors_of
+from p2pnode.training.trainer.state.state_writer import StateWriter, mapped, tensor_bytes, tensors_of
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import TrainerFailed
+
+#: The key of a dictionary that stands for a DTensor.
+_SPREAD = "p2pnode.spread"
+_REPLICATED = -1
 
 
 class RankStates:
@@ -36,10 +43,12 @@ class RankStates:
         ranks: Ranks,
         send: Callable[[messages.FromTrainer], None] | None,
         warn: Callable[[str, str], None],
-        tensors: Sequence[Tensor] = (),
+        tensors: Iterable[Tensor] = (),
     ) -> None:
         self._ranks = ranks
-        self._meshes = meshes_of(tensors)
+        meshes = [getattr(tensor, "device_mesh", None) for tensor in tensors]
+        #: Those over which the tensors are spread, by their ranks.
+        self._meshes = {_ranks_of(mesh): mesh for mesh in meshes if mesh is not None}
         self._warn = warn
         self._writer = StateWriter(send or self._show)
 
@@ -48,7 +57,7 @@ class RankStates:
         `DaemonGone` there."""
         ranks = self._ranks
         turn, path, moment = ranks.share((turn, path, time.time_ns()))
-        content = plain(content)
+        content = mapped(content, _plain)
         content = content | {"ranks": ranks.count, "moment": moment, "optimizer": self._parted(content["optimizer"])}
         # All copies are in the memory of one host.
         size_bytes = sum(ranks.gather(tensor_bytes(content)))
@@ -78,7 +87,9 @@ class RankStates:
         states = zip(own["optimizer"], first["optimizer"], strict=True)
         optimizer = [theirs if mine is None else mine for mine, theirs in states]
         # The position in shared data is known to rank 0 alone.
-        restored: dict[str, Any] = spread(own | {"optimizer": optimizer, "data": first.get("data")}, self._meshes)
+        restored: dict[str, Any] = mapped(
+            own | {"optimizer": optimizer, "data": first.get("data")}, lambda value: _spread(value, self._meshes)
+        )
         return restored
 
     def _own(self, path: Path) -> dict[str, Any] | None:
@@ -112,26 +123,65 @@ def optimizer_state(optimizer: Any) -> dict[str, Any] | None:
 
 def _whole(value: Any) -> Any:
     """A state without the items that have a part of a sharded tensor."""
-    return {key: item for key, item in value.items() if not is_spread(item)} if isinstance(value, dict) else value
+    return {key: item for key, item in value.items() if not _is_spread(item)} if isinstance(value, dict) else value
 
 
 def _begun_anew(state: Any) -> Any:
     """The state of an optimiser; where it has parts of sharded tensors only its options."""
-    return state | {"state": {}} if is_spread(state) else state
+    return state | {"state": {}} if _is_spread(state) else state
 
 
 def _digest(state: Any) -> str:
     """The same for two states with the same values."""
-    tensors = [(name, str(value.dtype), checksum(value)) for name, value in tensors_of(state)]
-    return hashlib.sha256(repr((_without_tensors(state), tensors)).encode()).hexdigest()
+
+    def comparable(value: Any) -> Any:
+        return (value.dtype, value.shape, checksum(value)) if isinstance(value, Tensor) else value
+
+    return hashlib.sha256(repr(mapped(state, comparable)).encode()).hexdigest()
 
 
-def _without_tensors(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_tensors(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_tensors(item) for item in value]
-    return tuple(value.shape) if isinstance(value, Tensor) else value
+def _plain(value: Any) -> Any:
+    """A dictionary for a DTensor; other parts of a state as they are. Raises `ValueError` for one that is neither shard
+    nor replica."""
+    if not isinstance(value, Tensor) or not is_distributed(value):
+        return value
+    spread: Any = value
+    return {
+        _SPREAD: local_of(value.detach()),
+        "placements": [_number(placement) for placement in spread.placements],
+        "ranks": _ranks_of(spread.device_mesh),
+        "shape": list(value.shape),
+        "stride": list(value.stride()),
+    }
+
+
+def _spread(value: Any, meshes: dict[str, Any]) -> Any:
+    """The DTensor of which `_plain` made this. Raises `KeyError` for a mesh that the model has not."""
+    if type(value) is not dict or _SPREAD not in value:
+        return value
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    placements = [Replicate() if number == _REPLICATED else Shard(number) for number in value["placements"]]
+    shape, stride = Size(value["shape"]), tuple(value["stride"])
+    mesh = meshes[value["ranks"]]
+    local = value[_SPREAD].to(mesh.device_type)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def _is_spread(value: Any) -> bool:
+    """Whether a state that was saved has a rank's part of a tensor."""
+    return any(name.endswith(_SPREAD) for name, _ in tensors_of(value))
+
+
+def _number(placement: Any) -> int:
+    kind = type(placement).__name__
+    if kind not in ("Shard", "Replicate"):
+        raise ValueError(f"a tensor placed as {placement} cannot be saved; redistribute it as Shard or Replicate")
+    return int(placement.dim) if kind == "Shard" else _REPLICATED
+
+
+def _ranks_of(mesh: Any) -> str:
+    return str(mesh.mesh.tolist())
 
 
 def _why(sets: list[tuple[int, int] | None], count: int) -> str:

@@ -122,22 +122,33 @@ def _wait_for(path: Path) -> None:
         time.sleep(POLL_S)
 
 
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """What `change` makes of each part of plain containers, and then of the containers."""
+    if type(value) is dict:
+        value = {key: mapped(item, change) for key, item in value.items()}
+    elif type(value) in (list, tuple):
+        value = type(value)(mapped(item, change) for item in value)
+    return change(value)
+
+
 def _on_the_cpu(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def copy_of(value: Any, copy_tensor: Callable[[Tensor], Tensor] = _on_the_cpu) -> Any:
+def copy_of(content: Any, copy_tensor: Callable[[Tensor], Tensor] = _on_the_cpu) -> Any:
     """An independent copy, its tensors on the CPU."""
-    if isinstance(value, Tensor):
-        return copy_tensor(value)
-    if type(value) is dict:
-        return {key: copy_of(item, copy_tensor) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(copy_of(item, copy_tensor) for item in value)
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # an object of the user's own that cannot be copied is saved as it will be
-        return value
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return copy_tensor(value)
+        if type(value) in (dict, list, tuple):
+            return value  # made by `mapped`
+        try:
+            return copy.deepcopy(value)
+        except Exception:  # an object of the user's own that cannot be copied is saved as it will be
+            return value
+
+    return mapped(content, copied)
 
 
 def tensors_of(value: Any, name: str = "") -> list[tuple[str, Tensor]]:
