@@ -36,9 +36,8 @@ from p2pnode.training.trainer.lazy_dynamo import import_later
 from p2pnode.training.trainer.loading import build_task
 from p2pnode.training.trainer.model.unshared_tensors import checksum
 from p2pnode.training.trainer.model.vector import ModelVector
-from p2pnode.training.trainer.pinned import register
+from p2pnode.training.trainer.pinned import CopyPool, register
 from p2pnode.training.trainer.runner import TaskRunner
-from p2pnode.training.trainer.state.copy_pool import CopyPool
 from p2pnode.training.trainer.state.state_writer import StateWriter
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import StepOrder, Vector

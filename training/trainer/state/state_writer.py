@@ -1,9 +1,9 @@
 """Saves a trainer's own state without holding up its training: copied between two steps, written by a thread.
 
 The copy takes as much memory as the state, twice the model with Adam; for that of a GPU it is the same memory each time
-(`training.trainer.state.copy_pool`). If that is not free, the state is written as it
-is, and the next step waits for the disk. A state with values that are not finite is not written: a trainer that is
-started again from it would have every delta refused.
+(`training.trainer.pinned`). If that is not free, the state is written as it is, and the next step waits for the disk. A
+state with values that are not finite is not written: a trainer that is started again from it would have every delta
+refused.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from p2pnode.training.trainer.connection import DaemonGone
 from p2pnode.training.trainer.model.unshared_tensors import is_finite
+from p2pnode.training.trainer.pinned import CopyPool
 from p2pnode.training.trainer.state import snapshot
-from p2pnode.training.trainer.state.copy_pool import CopyPool
 from p2pnode.training.trainer.state.snapshot import CannotWrite
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.shared_memory import available_memory_bytes

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from p2pnode.training.trainer.connection import DaemonGone
+from p2pnode.training.trainer.pinned import CopyPool, register
 from p2pnode.training.trainer.state import snapshot, state_writer
-from p2pnode.training.trainer.state.copy_pool import CopyPool
 from p2pnode.training.trainer.state.state_writer import StateWriter, not_finite, tensor_bytes
 from p2pnode.training.trainer_link import messages
 
@@ -195,6 +195,15 @@ def test_memory_that_is_being_written_is_not_used(tmp_path: Path, monkeypatch: p
 
     assert torch.equal(pooled.saved(2)[0]["exp_avg"], before)
     assert not torch.equal(pooled.saved(3)[0]["exp_avg"], before)
+
+
+def test_memory_that_the_driver_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the error; a processor has no driver. (What a driver takes: test_cuda.py.)"""
+    driver = SimpleNamespace(cudaHostRegister=lambda _address, size_bytes, _flags: 2 if size_bytes > 99 else 0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+
+    assert register([torch.zeros(2), torch.zeros(25)], torch.device("cuda", 0)).endswith("(cudaError 2)")
+    assert register([torch.zeros(25)], torch.device("cpu")) == ""
 
 
 def test_what_cannot_be_written_is_answered(tmp_path: Path) -> None:
