@@ -8,7 +8,7 @@ its name. It compares identities and addresses, so that it takes some microsecon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from p2pnode.training.errors import TrainingError
 from p2pnode.training.trainer.connection import Warn
 from p2pnode.training.trainer.model.unshared_tensors import is_finite
-from p2pnode.training.trainer.model.vector import ModelVector, canonical_name, dtype_name, storage_key
+from p2pnode.training.trainer.model.vector import ModelVector, dtype_name, named_parameters, storage_key
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
 _INCLUDE = "p2pnode.attach or SwarmCallback with include_frozen=True"
@@ -50,7 +50,6 @@ class ModelContract:
         self._optimizers = optimizers
         self._warn = warn
         self._own_copies = own_copies
-        self._turns = 0
         self._has_warned = False
         _refuse_values(model)
         for text in roundings(vector.named_tensors()):
@@ -70,18 +69,15 @@ class ModelContract:
 
     def _remember(self) -> None:
         """What `check` compares with."""
-        modules = [module for _, module in self._model.named_modules()]
-        self._named = dict(_named_parameters(self._model))
+        self._named = dict(named_parameters(self._model))
         self._facts = {name: _facts(parameter) for name, parameter in self._named.items()}
-        places: list[Mapping[str, Any]] = [
-            place
-            for module in modules
+        #: Views of the dictionaries of all modules, and what they contain.
+        self._places: list[Iterable[Any]] = [
+            place.values()
+            for module in self._model.modules()
             for place in (module._modules, module._parameters, module._buffers)  # noqa: SLF001 - torch has no faster way
         ]
-        #: Views of the dictionaries of all modules that are not empty, and what they contain.
-        self._places = [place.values() for place in places if place]
         self._contents = list(chain.from_iterable(self._places))
-        self._empty = [place for place in places if not place]
         self._tensors = list(dict.fromkeys(self._named.values()))
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
         self._frozen = [tensor for tensor in self._tensors if not tensor.requires_grad]
@@ -100,14 +96,11 @@ class ModelContract:
         if not self._own_copies and (is_unfrozen or not _are_same(self._grouped(), self._in_groups)):
             self._require_optimizers()
             self._in_groups = self._grouped()
-        self._turns += 1
-        if self._turns & (self._turns - 1) == 0 and any(self._empty):
-            self._compare_model()
 
     # --- the model ----------------------------------------------------------------------------------------------
 
     def _compare_model(self) -> None:
-        now = dict(_named_parameters(self._model))
+        now = dict(named_parameters(self._model))
         for name, parameter in self._named.items():
             found = now.get(name)
             if found is None:
@@ -199,10 +192,6 @@ def _are_same(found: list[Any], known: list[Any]) -> bool:
         return False
 
 
-def _named_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    return ((canonical_name(name), value) for name, value in model.named_parameters(remove_duplicate=False))
-
-
 def _are(count: int) -> str:
     return f" and {count - 1} more are" if count > 1 else " is"
 
@@ -230,7 +219,7 @@ def _changed(what: str) -> TrainerFailed:
 @torch.no_grad()
 def _refuse_values(model: nn.Module) -> None:
     """Initial values that no owner takes. Raises `TrainerFailed`."""
-    for name, parameter in _named_parameters(model):
+    for name, parameter in named_parameters(model):
         if parameter.is_floating_point() and not is_finite(parameter):
             bad = "NaN" if bool(parameter.isnan().any()) else "infinity"
             raise TrainerFailed(

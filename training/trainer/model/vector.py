@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from p2pnode.training.files.model_file import tensors_digest
-from p2pnode.training.layout import Layout, LayoutEntry
+from p2pnode.training.layout import Kind, Layout, LayoutEntry
 from p2pnode.training.shards.robust import norm_of
 from p2pnode.training.trainer.model.local_part import LocalPart, is_distributed, local_of, reshards
 from p2pnode.training.trainer.model.unshared_tensors import UnsharedTensors, is_averaged, is_finite
@@ -85,13 +84,13 @@ class ModelVector:
                 fatal=True,
             )
         buffers, constant, self.local_buffers = _buffers(model)
-        self._buffer_names = {canonical_name(name) for name, _ in _named(model, "buffers")}
-        named = [("parameter", item) for item in sorted(parameters.items())]
-        named += [("buffer", item) for item in sorted(buffers.items())]
-        self.layout = _layout(named)
+        self._buffer_names = {name for name, _ in _named_buffers(model)}
+        shared = sorted(parameters.items()) + sorted(buffers.items())
+        self._tensors = [tensor for _, tensor in shared]
+        self.layout = _layout(shared, len(parameters))
         self._parts = [
             LocalPart.of(entry.name, tensor, writes_plain=_writer(entry, self.layout, ranks) == rank)
-            for entry, (_, (_, tensor)) in zip(self.layout.entries, named, strict=True)
+            for entry, tensor in zip(self.layout.entries, self._tensors, strict=True)
         ]
         #: What training is not to change, by canonical name: frozen parameters, masks, tables of integers.
         self.fixed = frozen | constant
@@ -99,7 +98,6 @@ class ModelVector:
         #: A fingerprint of each of them, for messages.
         self.frozen = self.unshared.fingerprints
         self.frozen_digest = tensors_digest(self.frozen)
-        self._tensors = [tensor for _, (_, tensor) in named]
         self._chunk = chunk
         tensors = self.tensors
         #: Where the first of the tensors is.
@@ -127,7 +125,7 @@ class ModelVector:
     def follow_buffers(self, model: nn.Module) -> list[str]:
         """Take the tensors that the buffers are now: a module may assign a new one. Returns the names of persistent
         buffers that are new. Raises `TrainerFailed` for one of another shape, type or device, or that is gone."""
-        now = {canonical_name(name): buffer for name, buffer in _named(model, "buffers")}
+        now = dict(_named_buffers(model))
         for index, entry in enumerate(self.layout.entries):
             if entry.kind != "buffer":
                 continue
@@ -416,20 +414,33 @@ def storage_key(tensor: Tensor) -> tuple[object, ...]:
     )
 
 
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """All parameters by canonical name, tied ones under each of their names."""
+    return ((canonical_name(name), value) for name, value in model.named_parameters(remove_duplicate=False))
+
+
+def _named_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The persistent buffers by canonical name."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        volatile = module._non_persistent_buffers_set  # noqa: SLF001 - torch has no public accessor
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in volatile:
+                yield canonical_name(f"{prefix}.{name}".removeprefix(".")), buffer
+
+
 def _parameters(model: nn.Module, *, include_frozen: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What the vector holds of the parameters, and what not, by canonical name, tied ones under the first of their
     names."""
-    named = sorted((canonical_name(name), value) for name, value in _named(model, "parameters"))
     trainable: dict[str, Tensor] = {}
     frozen: dict[str, Tensor] = {}
-    known: dict[tuple[object, ...], str] = {}
+    known: set[tuple[object, ...]] = set()
     # Trainable ones first: a tensor tied to a frozen name is still trained.
-    for name, parameter in sorted(named, key=lambda item: not item[1].requires_grad):
+    for name, parameter in sorted(named_parameters(model), key=lambda item: (not item[1].requires_grad, item[0])):
         _refuse_unusable(name, parameter)
         storage = storage_key(parameter)
         if storage in known:
             continue
-        known[storage] = name
+        known.add(storage)
         may_train = parameter.is_floating_point() and parameter.layout == torch.strided and parameter.numel()
         into = trainable if parameter.requires_grad or (include_frozen and may_train) else frozen
         if name in into:
@@ -442,18 +453,6 @@ def _parameters(model: nn.Module, *, include_frozen: bool) -> tuple[dict[str, Te
     return trainable, frozen
 
 
-def _named(model: nn.Module, kind: Literal["parameters", "buffers"]) -> Iterator[tuple[str, Tensor]]:
-    # `named_parameters` would keep the first name of tied parameters; the smallest is wanted.
-    if kind == "parameters":
-        yield from model.named_parameters(remove_duplicate=False)
-        return
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        volatile = module._non_persistent_buffers_set  # noqa: SLF001 - torch has no public accessor
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in volatile:
-                yield (f"{prefix}.{name}" if prefix else name), buffer
-
-
 def _buffers(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Persistent buffers by canonical name: shared ones, constant ones (not finite, and tables of integers), and this
     node's own (counters)."""
@@ -461,7 +460,7 @@ def _buffers(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], di
     constant: dict[str, Tensor] = {}
     local: dict[str, Tensor] = {}
     known: set[tuple[object, ...]] = set()
-    for name, buffer in sorted((canonical_name(name), value) for name, value in _named(model, "buffers")):
+    for name, buffer in sorted(_named_buffers(model), key=lambda item: item[0]):
         is_shared = is_averaged(name, buffer)
         if storage_key(buffer) in known:
             continue
@@ -475,15 +474,12 @@ def _buffers(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], di
     return shared, constant, local
 
 
-def _layout(named: list[tuple[str, tuple[str, Tensor]]]) -> Layout:
-    entries = []
-    offset = 0
-    for kind, (name, tensor) in named:
-        dtype = dtype_name(tensor)
-        shape = tuple(tensor.shape)
-        entries.append(
-            LayoutEntry(name, shape, dtype, "parameter" if kind == "parameter" else "buffer", offset, tensor.numel())
-        )
+def _layout(named: list[tuple[str, Tensor]], parameters: int) -> Layout:
+    """Of tensors in the vector's order, of which the first are the parameters."""
+    entries, offset = [], 0
+    for number, (name, tensor) in enumerate(named):
+        kind: Kind = "parameter" if number < parameters else "buffer"
+        entries.append(LayoutEntry(name, tuple(tensor.shape), dtype_name(tensor), kind, offset, tensor.numel()))
         offset += tensor.numel()
     return Layout(tuple(entries))
 
