@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import MutableMapping, Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from p2pnode.training.trainer.connection import ScriptWarnings, Warn
 from p2pnode.training.trainer.model.weight_loads import OnLoad
-from p2pnode.training.trainer.optimizers.schedule import Schedule
+from p2pnode.training.trainer.optimizers.schedule import Schedule, set_in_place
 from p2pnode.training.trainer.state.rank_states import optimizer_state
 from p2pnode.training.trainer.state.state_writer import tensor_bytes
 from p2pnode.training.trainer_link.interface import TrainerFailed
@@ -119,15 +119,13 @@ class ScriptArguments(NamedTuple):
 
 
 def _restore(optimizer: Any, saved: dict[str, Any]) -> None:
-    """`load_state_dict`; rates that are tensors stay the same ones, and those that are numbers stay numbers."""
+    """`load_state_dict`, which leaves the rates the tensors or the numbers that they are."""
     before = [dict(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(saved)
     for group, known in zip(optimizer.param_groups, before, strict=True):
-        for name, value in group.items():
-            if name != "params" and isinstance(value, Tensor) and isinstance(known.get(name), float):
-                group[name] = float(value)
-            elif name != "params" and isinstance(tensor := known.get(name), Tensor):
-                group[name] = tensor.fill_(float(value))
+        restored = {name: value for name, value in group.items() if name != "params"}
+        group.update((name, known[name]) for name in restored if name in known)
+        set_in_place(group, restored)
 
 
 def require_model(model: object) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent import futures
+from concurrent.futures import Future
 from itertools import chain
 from pathlib import Path
 
@@ -34,7 +36,7 @@ from p2pnode.training.trainer.model.vector import (
     storage_key,
 )
 from p2pnode.training.trainer.ranks import Ranks
-from p2pnode.training.trainer.state.snapshot import CannotWrite, write_whole
+from p2pnode.training.trainer.state.snapshot import write_whole
 from p2pnode.training.trainer_link.interface import ModelDescription, TensorSource
 
 #: A trainer that says nothing for ten seconds counts as hung.
@@ -66,7 +68,8 @@ class ModelDescriber:
         #: Whether all ranks have to call `describe`: hooks of a `state_dict` may gather parameters, too.
         self.is_collective = any(map(is_distributed, chain(model.parameters(), model.buffers())))
         self._layout_digest = vector.layout.digest()
-        self._writer: _FixedWriter | None = None
+        #: The file of fixed tensors that was begun last.
+        self._file: tuple[Path, Future[None]] | None = None
         self._warned: set[tuple[str, str]] = set()
 
     def describe(self, folder: str, *, wait: bool, alive: Callable[[], None] = lambda: None) -> ModelDescription:
@@ -88,9 +91,12 @@ class ModelDescriber:
         if self.is_collective:
             self._write_together(folder, digest, fixed)
         elif folder and fixed:
-            writer = self._write(Path(folder) / fixed_name(digest), fixed)
-            if wait and writer is not None:
-                writer.finish(alive)
+            file = self._begun(Path(folder) / fixed_name(digest), fixed)
+            if wait:
+                while not file.done():
+                    futures.wait([file], ALIVE_INTERVAL_S)
+                    alive()
+                file.result()
         return ModelDescription(self._layout_digest, digest, tuple(sources), raw)
 
     def _changed(self) -> dict[str, Tensor]:
@@ -112,13 +118,10 @@ class ModelDescriber:
         others: list[str] = []
         for full_name, value in self._model.state_dict().items():
             name = canonical_name(full_name)
-            if not isinstance(value, Tensor):
+            if not isinstance(value, Tensor) or dtype_name(value) not in DTYPES:
                 others.append(name)
                 continue
             dtype, shape, key = dtype_name(value), tuple(value.shape), storage_key(value)
-            if dtype not in DTYPES:
-                others.append(name)
-                continue
             entry = entries.get(name)
             by_name = entry is not None and entry.shape == shape
             if (key in in_vector or by_name) and dtype in VECTOR_DTYPES:
@@ -153,42 +156,27 @@ class ModelDescriber:
             for _ in pieces:  # the other ranks' share in it; on rank 0 what is left after an error
                 pass
 
-    def _write(self, path: Path, fixed: dict[str, Tensor]) -> _FixedWriter | None:
-        """The writer of that file, begun now or before; None if it is there already."""
-        if self._writer is None or self._writer.path != path or self._writer.failed:
-            if path.exists():
-                return None
-            self._writer = _FixedWriter(path, fixed)
-        return self._writer
+    def _begun(self, path: Path, fixed: dict[str, Tensor]) -> Future[None]:
+        """The file, which a thread writes, begun now or before; another time where that has failed."""
+        if self._file is not None and self._file[0] == path:
+            file = self._file[1]
+            if not file.done() or file.exception() is None:
+                return file
+        file = Future()
+        self._file = path, file
+        if path.exists():
+            file.set_result(None)
+            return file
 
+        def write() -> None:
+            try:
+                write_whole(path, lambda temporary: _write_file(temporary, _pieces(fixed)))
+                file.set_result(None)
+            except Exception as error:
+                file.set_exception(error)
 
-class _FixedWriter:
-    """Writes one file in a thread."""
-
-    def __init__(self, path: Path, tensors: dict[str, Tensor]) -> None:
-        self.path = path
-        self._tensors = tensors
-        self._error: CannotWrite | None = None
-        self._thread = threading.Thread(target=self._run, name="p2pnode-fixed-tensors", daemon=True)
-        self._thread.start()
-
-    @property
-    def failed(self) -> bool:
-        return self._error is not None
-
-    def finish(self, alive: Callable[[], None]) -> None:
-        """Wait until the file is complete, and call `alive` every second. Raises `CannotWrite`."""
-        while self._thread.is_alive():
-            self._thread.join(ALIVE_INTERVAL_S)
-            alive()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            write_whole(self.path, lambda path: _write_file(path, _pieces(self._tensors)))
-        except CannotWrite as error:
-            self._error = error
+        threading.Thread(target=write, name="p2pnode-fixed-tensors", daemon=True).start()
+        return file
 
 
 def _pieces(tensors: dict[str, Tensor]) -> Iterator[Piece]:

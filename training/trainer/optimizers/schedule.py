@@ -112,12 +112,13 @@ class Schedule:
 
 def set_in_place(group: dict[str, Any], values: Mapping[str, Any]) -> None:
     """Give a parameter group these values. A captured or compiled optimiser goes on reading the tensors that it was
-    captured with: such a rate is filled, and not replaced."""
+    captured with: such a rate is filled, and not replaced. A rate that is a number stays one."""
     for name, value in values.items():
-        if isinstance(known := group.get(name), Tensor):
+        known = group.get(name)
+        if isinstance(known, Tensor):
             known.fill_(float(value))
         else:
-            group[name] = value
+            group[name] = float(value) if isinstance(known, float) and isinstance(value, Tensor) else value
 
 
 def _count(scheduler: Any) -> int:
