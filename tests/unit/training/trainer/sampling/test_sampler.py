@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from p2pnode.training.sharing.messages import ShareData
+from p2pnode.training.trainer.connection import DaemonGone
 from p2pnode.training.trainer_link.data_messages import DataTrained, DataWanted
 from tests.harness.stubs.shared_data import DirectConnection, Script
 
@@ -58,6 +59,17 @@ def test_a_node_alone_trains_every_sample_of_each_epoch_once(size: int) -> None:
 
     assert sorted(first) == sorted(second) == list(range(size))
     assert size < 10 or first != second
+
+
+def test_what_another_node_trains_too_is_in_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there are more nodes than samples, and this one has none of its own."""
+    script = Script()
+    loader = DataLoader(Numbers(5), batch_size=1, sampler=script.data.sampler(5, shuffle=True, nodes=9.0))
+    monkeypatch.setattr(script.member, "claim", lambda *_: [])
+
+    assert len(epoch(script, loader)) == 1
+
+    assert not any(message.trained for message in script.connection.sent if isinstance(message, DataTrained))
 
 
 def test_a_large_batch_asks_for_its_samples_at_once() -> None:
@@ -237,8 +249,13 @@ def test_a_state_of_other_data_is_refused() -> None:
     sampler = other.data.sampler(400, shuffle=True, nodes=1.0)
 
     assert other.warned == ["data_position_not_restored"]
-    with pytest.raises(ValueError, match=r"other data \(samples 500, seed 7\)"):
+    with pytest.raises(
+        ValueError, match=r"other data \(samples 500, seed 7\) than the present \(samples 400, seed 7\)"
+    ):
         sampler.load_state_dict(state)
+    for wrong in ("", "[]", state["position"][:-1]):
+        with pytest.raises(ValueError, match=r"no state of swarm\.sampler or swarm\.shard"):
+            sampler.load_state_dict({"position": wrong})
 
 
 def test_steps_without_samples_are_warned_of() -> None:
@@ -301,13 +318,23 @@ def test_what_is_in_no_delta_yet_is_reported_with_the_next_one() -> None:
     assert script.member.ledger.first == (1, 0)
 
 
-def test_a_stopped_node_ends_the_iteration() -> None:
-    """A daemon that stops answers no more: the loader ends instead of waiting."""
+@pytest.mark.parametrize("how", ["stopping", "lost"])
+@pytest.mark.parametrize("kind", ["sampler", "shard"])
+def test_a_daemon_that_ends_or_stops_the_node_ends_the_iteration(
+    how: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers no more: the loader ends instead of waiting."""
     script = Script()
-    sampler = script.data.sampler(100, shuffle=True, nodes=1.0)
+    data = script.data.sampler(100, shuffle=True, nodes=1.0) if kind == "sampler" else script.data.shard(range(100), 4)
     script.connection.stopping = True
+    if how == "lost":
 
-    assert list(sampler) == []
+        def send(_: Any) -> None:
+            raise DaemonGone
+
+        monkeypatch.setattr(script.connection, "send", send)
+
+    assert list(data) == []
     assert script.data.stopped
 
 

@@ -115,6 +115,19 @@ def test_what_workers_fetched_and_was_not_trained_comes_again() -> None:
     assert sum(count - 1 for count in counts.values()) <= 4 * 8
 
 
+def test_what_a_loader_with_workers_drops_is_left_out_of_its_epoch() -> None:
+    """Of a pass that went to its end, when the next one begins; one that the script leaves gives the rest again."""
+    script = Script()
+    loader = DataLoader(shard_of(script, range(100)), batch_size=16, num_workers=2, drop_last=True)
+
+    epoch(script, loader, batches=2)
+    epoch(script, loader)
+    assert script.member.ledger.first == (0, 0)
+    epoch(script, loader, batches=1)
+
+    assert script.member.ledger.first == (1, 0)
+
+
 def test_a_resumed_pass_skips_what_is_trained() -> None:
     """Where the stream can skip, the samples before the first block to train are not read again."""
     script = Script()
