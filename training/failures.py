@@ -7,8 +7,9 @@ hour. One that is killed from outside, which is nobody's fault and has no cause,
 
 from __future__ import annotations
 
-import re
 from collections import deque
+
+from p2pnode.training.trainer_link.interface import TrainerFailed
 
 #: A cause that lies further back is forgotten: what fails once a day does not keep a run of weeks from its end.
 WINDOW_S = 86400.0
@@ -17,19 +18,6 @@ MAX_KEPT = 4096
 
 #: Before a restart.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
-
-#: Steps, addresses, sizes and names of temporary files differ from one failure to the next.
-_WITH_DIGITS = re.compile(r"\S*\d\S*")
-
-
-def cause_of(reason: str) -> str:
-    """The reason without the words that have digits: equal for two failures of the same kind."""
-    return _WITH_DIGITS.sub("#", reason)
-
-
-def pause_s(count: int) -> float:
-    """How long to wait before the start that follows the failure number `count`."""
-    return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (count - 1))
 
 
 class Failures:
@@ -57,3 +45,13 @@ class Failures:
     def are_too_many(self, count: int) -> bool:
         """Whether so many failures end the trainer."""
         return count > self._max_restarts
+
+    def pause_s(self, failure: TrainerFailed, count: int) -> float:
+        """How long to wait before the start that follows this failure, the last of so many. Raises `TrainerFailed` if
+        that start would fail in the same way."""
+        if failure.fatal:
+            raise failure
+        if self.are_too_many(count):
+            reason = f"{failure.reason} (it has failed {count} times: training.max_restarts)"
+            raise TrainerFailed(reason, failure.hint, fatal=True) from failure
+        return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (count - 1))

@@ -34,29 +34,14 @@ class RecordsInTurns(Protocol):
         ...
 
 
-class NoRecords:
-    """Of a node that draws none; they are never over."""
-
-    def __init__(self) -> None:
-        self.over = asyncio.Event()
-
-    def count(self, step: int) -> None:
-        """Nothing was trained of them."""
-
-    def drop(self, step: int) -> None:
-        """Nothing was trained of them."""
-
-    def abandon(self, step: int) -> None:
-        """Nothing was trained of them."""
-
-
 class RecordsOver(Exception):
     """No record is left: the turn that waits for one is given up."""
 
 
-async def unless_over(records: RecordsInTurns, turn: Coroutine[Any, Any, R]) -> R:
-    """The result of a turn. Raises `RecordsOver`, and cancels the turn, if no record is left for it."""
-    if isinstance(records, NoRecords):
+async def unless_over(records: RecordsInTurns | None, turn: Coroutine[Any, Any, R]) -> R:
+    """The result of a turn. Raises `RecordsOver`, and cancels the turn, if no record is left for it. `records`: None
+    for a node that draws none."""
+    if records is None:
         return await turn
     training = asyncio.create_task(turn, name="turn")
     over = asyncio.create_task(records.over.wait(), name="records-over")

@@ -24,11 +24,10 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.training.barriers.waiter import BarrierWaiter
 from p2pnode.training.evaluations import Evaluations
 from p2pnode.training.exchange.exchange import Exchange
-from p2pnode.training.failures import Failures, pause_s
+from p2pnode.training.failures import Failures
 from p2pnode.training.goal import BestMetrics, End
-from p2pnode.training.loop_events import note_left, note_start
 from p2pnode.training.progress import Progress, StepRow
-from p2pnode.training.record_turns import NoRecords, RecordsInTurns, RecordsOver, unless_over
+from p2pnode.training.record_turns import RecordsInTurns, RecordsOver, unless_over
 from p2pnode.training.settings import ExchangeSettings, TrainingSettings
 from p2pnode.training.step_exchange import StepExchange, TrainedStep
 from p2pnode.training.step_rules import node_index
@@ -39,6 +38,11 @@ from p2pnode.training.trainer_link.interface import StepOrder, StepReport, Train
 CRASH_LOOP_FAILURES = 2
 #: One batch may give a delta that is not finite. After so many in a row the trainer itself is at fault.
 NOT_FINITE_STEPS = 3
+
+NO_END = (
+    "it trains until you stop it (`p2pnode leave`); set training.max_steps, training.max_seconds or training.until "
+    "for a run that ends by itself and writes its model"
+)
 
 
 class StepLoop:
@@ -104,7 +108,7 @@ class StepLoop:
         self._restore_file = ""
         #: Steps in a row whose delta was refused because it is not finite, and whether the trainer is to begin anew.
         self._not_finite, self._is_spoilt = 0, False
-        self._records: RecordsInTurns = NoRecords()
+        self._records: RecordsInTurns | None = None
         self._failures = Failures(training.max_restarts)
         self._crash_loops = False
         self._on_trained: Callable[[Vector], None] = lambda _delta: None
@@ -132,7 +136,7 @@ class StepLoop:
         except TrainerLeft as left:
             end = "script"
             await self._deliver()
-            note_left(self._log, left.reason, self.progress.step - start_step)
+            self._note_left(left.reason, self.progress.step - start_step)
         except TrainerFailed:
             await self._deliver()
             raise
@@ -243,8 +247,17 @@ class StepLoop:
         self._waiter.begin()
         self._swarm.announce(step=start_step)
         self._announce_activity()
-        has_end = self._training.max_steps or self._training.max_seconds or self._evaluations.has_goal
-        note_start(self._log, start_step, has_end=bool(has_end or not isinstance(self._records, NoRecords)))
+        self._log.info("training_started", step=start_step)
+        has_limit = self._training.max_steps or self._training.max_seconds or self._evaluations.has_goal
+        if not has_limit and self._records is None:
+            self._log.info("run_has_no_end", hint=NO_END)
+
+    def _note_left(self, reason: str, steps: int) -> None:
+        if steps:
+            self._log.info("script_left", reason=reason, steps=steps)
+        else:
+            hint = "a step is local_steps calls of swarm.step(); the swarm has received nothing from this node"
+            self._log.warning("script_left", reason=reason, steps=steps, hint=hint)
 
     def _ended(self) -> End | None:
         limits = self._training
@@ -254,7 +267,7 @@ class StepLoop:
             return "max_seconds"
         if self._evaluations.is_goal_reached:
             return "until"
-        return "passes" if self._records.over.is_set() else None
+        return "passes" if self._records is not None and self._records.over.is_set() else None
 
     async def _wait_while_paused(self) -> None:
         if self._resumed.is_set():
@@ -359,7 +372,8 @@ class StepLoop:
             except TrainerLeft:
                 raise
             except TrainerFailed as error:
-                self._records.abandon(self._trained_step + 1)
+                if self._records is not None:
+                    self._records.abandon(self._trained_step + 1)
                 await self._restart(error)
                 continue
             finally:
@@ -394,8 +408,9 @@ class StepLoop:
 
     def _forget_added_up(self) -> None:
         """What was trained since the last delta is gone with its trainer."""
-        for step in self._added_up:
-            self._records.drop(step)
+        if self._records is not None:
+            for step in self._added_up:
+                self._records.drop(step)
         self._added_up, self._added_samples = [], 0
 
     def _order(self) -> StepOrder:
@@ -416,15 +431,11 @@ class StepLoop:
             self.progress.trainer_failures += 1
             self.progress.trainer_failure = error.reason, error.hint
             self._log.error("trainer_failed", reason=error.reason, hint=error.hint, failures=count)
-            if error.fatal:
-                raise error
-            if self._failures.are_too_many(count):
-                reason = f"{error.reason} (it has failed {count} times: training.max_restarts)"
-                raise TrainerFailed(reason, error.hint, fatal=True) from error
+            pause_s = self._failures.pause_s(error, count)
             if count >= CRASH_LOOP_FAILURES:
                 self._crash_loops = True
                 self.set_stalled(True)
-            await asyncio.sleep(pause_s(count))
+            await asyncio.sleep(pause_s)
             try:
                 await self._trainer.start(self._restore_file)
             except TrainerFailed as again:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from p2pnode.overlay.environment import Environment
-from p2pnode.training.failures import Failures, pause_s
+from p2pnode.training.failures import Failures
 from p2pnode.training.trainer_link.interface import (
     MergeOrder,
     StepOrder,
@@ -21,7 +21,9 @@ from p2pnode.training.trainer_link.messages import StepAnswer
 
 
 class DeviceTrainer(Trainer, Protocol):
-    """A trainer that asks before each optimiser step (`StepOrder.asks`)."""
+    """A trainer that asks before each optimiser step (`StepOrder.asks`). `on_state` is called with every new state."""
+
+    on_state: Callable[[str], None] | None
 
     def on_step(self, handler: Callable[[int], None]) -> None:
         """Call `handler` with the number of each request for a step; replaces the previous handler."""
@@ -115,43 +117,40 @@ class Device:
 
     def note_failure(self, failure: TrainerFailed) -> None:
         """It has failed: restart it beside the others, unless that would fail in the same way again."""
-        count = self._count(failure)
-        if isinstance(failure, TrainerLeft):
-            self.gone = failure
-            self.environment.log.info("device_left", device=self.name, index=self.index, reason=failure.reason)
-            self.on_gone(self.index)
-        elif not self._gives_up(failure, count):
+        pause_s = self._pause_s(failure)
+        if pause_s is not None:
             self.environment.log.warning("device_dropped", device=self.name, index=self.index, reason=failure.reason)
-            self._restarting = asyncio.create_task(self._restart(failure, count), name=f"restart-device-{self.index}")
+            self._restarting = asyncio.create_task(self._restart(failure, pause_s), name=f"restart-device-{self.index}")
 
-    def _count(self, failure: TrainerFailed) -> int:
+    def _pause_s(self, failure: TrainerFailed) -> float | None:
+        """How long to wait before the next start; None if it is given up."""
         self.failures += 1
-        return self.counted.note(failure.cause, self.environment.clock.monotonic())
-
-    def _gives_up(self, failure: TrainerFailed, count: int) -> bool:
-        """Whether another start would fail too, or it has failed too often: then it is given up."""
-        if not (failure.fatal or self.counted.are_too_many(count)):
-            return False
-        self.gone = failure
-        self.environment.log.error(
-            "device_given_up", device=self.name, index=self.index, reason=failure.reason, hint=failure.hint
-        )
-        self.on_gone(self.index)
-        return True
-
-    async def _restart(self, failure: TrainerFailed, count: int) -> None:
+        log, place = self.environment.log, {"device": self.name, "index": self.index}
+        count = self.counted.note(failure.cause, self.environment.clock.monotonic())
         try:
-            while True:
-                await asyncio.sleep(pause_s(count))
+            return self.counted.pause_s(failure, count)
+        except TrainerFailed as last:
+            self.gone = last
+        if isinstance(failure, TrainerLeft):
+            log.info("device_left", **place, reason=failure.reason)
+        else:
+            log.error("device_given_up", **place, reason=self.gone.reason, hint=self.gone.hint)
+        self.on_gone(self.index)
+        return None
+
+    async def _restart(self, failure: TrainerFailed, pause_s: float | None) -> None:
+        try:
+            while pause_s is not None:
+                await asyncio.sleep(pause_s)
                 try:
                     await self.start(self.index)
                 except TrainerFailed as again:
-                    count = self._count(again)
-                    if self._gives_up(again, count):
-                        return
-                    continue
-                self.environment.log.info("device_restarted", device=self.name, index=self.index, after=failure.reason)
-                return
+                    pause_s = self._pause_s(again)
+                else:
+                    self.environment.log.info(
+                        "device_restarted", device=self.name, index=self.index, after=failure.reason
+                    )
+                    return
         finally:
             if self._restarting is asyncio.current_task():
                 self._restarting = None

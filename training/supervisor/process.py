@@ -19,11 +19,10 @@ from typing import IO, ParamSpec, TypeVar
 
 from p2pnode.overlay.background_output import BackgroundOutput
 from p2pnode.overlay.system import ThreadExecutor
-from p2pnode.training.failures import cause_of
 from p2pnode.training.supervisor import kernel, process_tree
 from p2pnode.training.supervisor.kernel import make_nicer
 from p2pnode.training.supervisor.printed_end import PrintedEnd
-from p2pnode.training.trainer_link.interface import TrainerFailed
+from p2pnode.training.trainer_link.interface import TrainerFailed, cause_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

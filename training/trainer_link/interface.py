@@ -9,6 +9,7 @@ write `vector`. The trainer reports its next delta after that.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
@@ -17,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pnode.training.errors import TrainingError
-from p2pnode.training.failures import cause_of
 from p2pnode.training.layout import Layout
 from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
 from p2pnode.training.trainer_link.engine_messages import EngineFromDaemon, EngineOpened, EngineSaid
@@ -27,6 +27,9 @@ Vector = npt.NDArray[np.float32]
 
 #: Ranges of values in a vector, `(first, end)`.
 Ranges = Sequence[tuple[int, int]]
+
+#: Steps, addresses, sizes and names of temporary files differ from one failure to the next.
+_WITH_DIGITS = re.compile(r"\S*\d\S*")
 
 SAME_VALUES = "load it from one file at every start, or seed what draws it by a constant"
 
@@ -164,6 +167,11 @@ class BusyWith(msgspec.Struct, frozen=True):
 
     what: str
     since: float
+
+
+def cause_of(reason: str) -> str:
+    """The reason without the words that have digits: equal for two failures of the same kind."""
+    return _WITH_DIGITS.sub("#", reason)
 
 
 class TrainerFailed(TrainingError):

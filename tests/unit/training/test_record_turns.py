@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from p2pnode.training.record_turns import NoRecords, RecordsOver, unless_over
+from p2pnode.training.record_turns import RecordsOver, unless_over
 from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.stories import run_by
 
@@ -40,7 +40,7 @@ async def test_a_turn_that_ends_first_has_its_result() -> None:
     async def raises() -> None:
         raise ValueError("wrong")
 
-    for records in (NoRecords(), Ending()):
+    for records in (None, Ending()):
         assert await unless_over(records, turn(1.0, [])) == "trained"
         with pytest.raises(ValueError, match="wrong"):
             await unless_over(records, raises())
