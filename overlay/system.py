@@ -213,6 +213,15 @@ class ThreadExecutor:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+async def in_thread(function: Callable[P, R], /, *arguments: P.args, **named: P.kwargs) -> R:
+    """The result of a function that is called once in a while, from a thread that nobody has to end."""
+    executor = ThreadExecutor(1)
+    try:
+        return await executor.run(function, *arguments, **named)
+    finally:
+        executor.close()
+
+
 def _step_back(nice: int) -> None:
     """Make the calling thread nicer, with short slices; where it may not it is left as it is."""
     if sys.platform != "linux":

@@ -17,7 +17,7 @@ from p2pnode.config.settings import Config
 from p2pnode.config.tracker import FORMS, parse_tracker
 from p2pnode.config.values import nearest
 from p2pnode.overlay.addresses import is_literal, is_loopback, split_address
-from p2pnode.training.devices.names import named_devices
+from p2pnode.training.devices.gpus import named_devices
 from p2pnode.training.encoding.table import CODECS
 from p2pnode.training.goal import Goal
 from p2pnode.training.settings import ExchangeSettings

@@ -20,6 +20,7 @@ from p2pnode.training.supervisor import process
 from p2pnode.training.supervisor.process_trainer import ProcessTrainer
 from p2pnode.training.trainer_link import shared_memory
 from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
+from p2pnode.training.trainer_link.messages import StepAnswer
 from tests.harness.project.repository import ROOT
 from tests.harness.runner.stories import played_by
 from tests.process.harness.forked_python import with_torch
@@ -244,6 +245,39 @@ async def test_a_trainer_that_hangs_between_its_turns_is_killed_while_values_are
         await trainer.arrived(1)
     with pytest.raises(TrainerFailed, match="so it was killed"):
         await trainer.train(order(2, 1))
+
+
+@played_by("world.run")
+async def test_a_message_that_cannot_be_handled_ends_the_trainer_with_a_reason(world: World) -> None:
+    """Nobody would read its socket any more: the order under way fails, and the process may be started again."""
+
+    def unforeseen(_number: int) -> None:
+        raise KeyError("a bug")
+
+    trainer = world.trainer("Plain")
+    trainer.on_step(unforeseen)
+    hello = await trainer.start()
+    async with asyncio.timeout(60):
+        with pytest.raises(TrainerFailed, match="could not handle a message: KeyError") as failure:
+            await trainer.train(StepOrder(1, 2, 1.0, True, asks=True))
+    assert not failure.value.fatal
+    assert not is_running(hello.pid)
+    assert [fields["service"] for fields in world.log.fields("service_failed")] == ["trainer-link"]
+
+
+@played_by("world.run")
+async def test_requests_for_steps_reach_their_handler_and_their_answers_the_trainer(world: World) -> None:
+    """As one of several of a node: each answer but the last is an optimiser step."""
+    trainer, wanted = world.trainer("Plain"), list[int]()
+
+    def answer(number: int) -> None:
+        wanted.append(number)
+        trainer.answer_step(number, StepAnswer.LOCAL if number <= 3 else StepAnswer.DISTRIBUTED)
+
+    trainer.on_step(answer)
+    await trainer.start()
+    report = await trainer.train(StepOrder(1, 9, 1.0, True, asks=True))
+    assert (wanted, report.optimizer_steps) == ([1, 2, 3, 4], 3)
 
 
 @played_by("world.run")

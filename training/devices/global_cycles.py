@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from p2pnode.overlay.peers import Counter, Id
-from p2pnode.training.devices.names import MAX_DEVICES
+from p2pnode.training.devices.gpus import MAX_DEVICES
 
 #: Cycles that are remembered; one that asks for an older one has its own share.
 CYCLES_KEPT = 256

@@ -10,7 +10,6 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,8 +24,7 @@ from p2pnode.training.devices.positions import AveragePositions, LeaderPositions
 from p2pnode.training.devices.turn import CycleRun
 from p2pnode.training.failures import Failures
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
-from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer
-from p2pnode.training.trainer_link.engine_messages import EngineFromDaemon, EngineSaid
+from p2pnode.training.trainer_link.engine_messages import EngineSaid
 from p2pnode.training.trainer_link.interface import (
     BusyWith,
     Evaluation,
@@ -41,25 +39,21 @@ from p2pnode.training.trainer_link.interface import (
     TrainerLeft,
     Vector,
 )
-from p2pnode.training.trainer_link.record_messages import RecordsFromTrainer, RecordsGranted
-
-
-class HostParts(NamedTuple):
-    """The trainers of a node, and the names of their devices. `leaders`: the memory of the leaders' values. `groups`:
-    how trainers merge by `torch.distributed`, if they do."""
-
-    names: Sequence[str]
-    trainers: Sequence[DeviceTrainer]
-    leaders: Callable[[], list[Vector]] = list
-    groups: DeviceGroups | None = None
 
 
 class HostTrainer:
-    """Implements `training.trainer_link.interface.Trainer` with several of them, which share one `vector`."""
+    """Implements `training.trainer_link.interface.Trainer` with several of them, which share one `vector`.
+
+    `names`: their devices. `leaders`: the memory of the leaders' values, once it is allocated. `groups`: how trainers
+    merge by `torch.distributed`; None: in shared memory.
+    """
 
     def __init__(
         self,
-        parts: HostParts,
+        names: Sequence[str],
+        trainers: Sequence[DeviceTrainer],
+        leaders: Callable[[], list[Vector]],
+        groups: DeviceGroups | None,
         settings: DevicesSettings,
         training: TrainingSettings,
         environment: Environment,
@@ -71,27 +65,29 @@ class HostTrainer:
         self._settings = settings
         self._environment = environment
         self._log = environment.log
-        self._leaders = parts.leaders
-        self._groups = parts.groups
+        self._leaders = leaders
+        self._groups = groups
         self._devices = [
             Device(index, name, trainer, environment, Failures(training.max_restarts), self._restart, self._gone)
-            for index, (name, trainer) in enumerate(zip(parts.names, parts.trainers, strict=True))
+            for index, (name, trainer) in enumerate(zip(names, trainers, strict=True))
         ]
-        self._cycles = CycleRun(settings.period or training.local_steps, self._failed)
+        self.cycles = CycleRun(settings.period or training.local_steps, self._failed)
         self._routes = DataRoutes([device.trainer.send_data for device in self._devices])
         self._step: NodeStep | None = None
         self._base: NodeBase | None = None
         #: The node trains a step, or moves to other values.
         self._at_work = asyncio.Lock()
-        self._coordination: Coordination | None = None
+        #: This node's part in what the nodes decide together; None where each decides for itself.
+        self.coordination: Coordination | None = None
         self._hello: TrainerHello | None = None
         self._state = "stopped"
         self._is_starting = False
         self._restore = ""
+        self.on_data, self.send_data = self._routes.on_data, self._routes.to_trainers
         for device in self._devices:
-            device.trainer.on_step(partial(self._cycles.requested, device))
+            device.trainer.on_state = self.trainer_state_changed
+            device.trainer.on_step(partial(self.cycles.requested, device))
             device.trainer.on_data(partial(self._routes.from_trainer, device.index))
-            device.trainer.on_engine(_refuse_engine)
 
     # -- what it is ----------------------------------------------------------------------------------------------
 
@@ -123,7 +119,7 @@ class HostTrainer:
 
     def trainer_state_changed(self, _: str = "") -> None:
         """Callback of each trainer's supervisor."""
-        self._cycles.notice()
+        self.cycles.notice()
         if not self._is_starting:
             self._set_state(self._joint_state())
 
@@ -180,7 +176,7 @@ class HostTrainer:
         self._base = NodeBase(self.vector, self.delta, shared)
         self._step = NodeStep(
             self._devices,
-            self._cycles,
+            self.cycles,
             self._groups,
             AveragePositions(total)
             if settings.step == "average"
@@ -214,7 +210,7 @@ class HostTrainer:
         device.pid = hello.pid
         if self._step is not None:
             self._step.forget(index)
-        self._cycles.notice()
+        self.cycles.notice()
 
     def _failed(self, device: Device, failure: TrainerFailed) -> None:
         device.note_failure(failure)
@@ -267,8 +263,8 @@ class HostTrainer:
             has_delta = not base.is_exchanging
             is_finite = await run(base.cut) if has_delta else True
             report = msgspec.structs.replace(report, is_finite=is_finite, has_delta=has_delta)
-        if self._coordination is not None:
-            self._coordination.step_trained()
+        if self.coordination is not None:
+            self.coordination.step_trained()
         return report
 
     def encoded(self) -> None:
@@ -288,17 +284,8 @@ class HostTrainer:
 
     def coordinate(self, coordination: Coordination) -> None:
         """From the next cycle on local steps are leased, and the trainers follow the leader of the swarm."""
-        self._coordination = coordination
-        self._cycles.lease_from(coordination.want)
-
-    @property
-    def coordination(self) -> Coordination | None:
-        """This node's part in what the nodes decide together; None where each decides for itself."""
-        return self._coordination
-
-    @property
-    def cycles(self) -> CycleRun:
-        return self._cycles
+        self.coordination = coordination
+        self.cycles.lease_from(coordination.want)
 
     @property
     def positions(self) -> Positions:
@@ -341,17 +328,5 @@ class HostTrainer:
         """See `Trainer.take_measured`."""
         return [found for device in self._devices for found in device.trainer.take_measured()]
 
-    def on_data(self, handler: Callable[[DataFromTrainer | RecordsFromTrainer], None]) -> None:
-        """See `Trainer.on_data`."""
-        self._routes.on_data(handler)
-
-    def send_data(self, message: DataFromDaemon | RecordsGranted | EngineFromDaemon) -> None:
-        """See `Trainer.send_data`."""
-        self._routes.to_trainers(message)
-
     def on_engine(self, handler: Callable[[EngineSaid], None]) -> None:
         """See `Trainer.on_engine`: a node with several trainers runs no engine."""
-
-
-def _refuse_engine(_: EngineSaid) -> None:
-    """No engine runs here."""

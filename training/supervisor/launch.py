@@ -1,46 +1,25 @@
-"""How a trainer process is started: its command and environment variables, and what it is told first: the settings, its
-seeds, and where its records come from.
+"""The start of a trainer process: its environment variables, what it is told first (the settings, its seeds, and where
+its records come from), and what it says of itself.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import p2pnode
+from p2pnode.training.devices.gpus import SEE_DRIVER
+from p2pnode.training.layout import Layout
 from p2pnode.training.settings import TrainingSettings
 from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.engine_messages import EngineOpened
+from p2pnode.training.trainer_link.interface import SAME_VALUES, TrainerFailed, TrainerHello
 from p2pnode.training.trainer_link.record_messages import RecordSource
 
 #: Settings for glibc's malloc. By default it returns the gradients' pages to the kernel at each optimiser step and
 #: requests them again at the next, which halved the speed of small models on the CPU.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024), "MALLOC_TRIM_THRESHOLD_": str(4 * 1024**3)}
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One start. `is_script`: it is the user's own, which may end when it likes. `is_proven`: an earlier process of
-    this node has completed a turn, so that a failure of this one may pass."""
-
-    command: list[str]
-    environment: dict[str, str]
-    state_dir: Path
-    is_script: bool
-    is_proven: bool
-    #: Niceness above that of the daemon.
-    nice: int = 0
-
-    @classmethod
-    def of(cls, settings: TrainingSettings, script: list[str] | None, state_dir: Path, *, is_proven: bool) -> Launch:
-        """`script` is the user's own command, or None for the task class of the settings."""
-        # -P keeps the working directory off the start of sys.path, where a folder could hide our own packages.
-        command = script or [sys.executable, "-P", "-m", "p2pnode.training.trainer"]
-        return cls(
-            command, _environment(settings, script), state_dir, script is not None, is_proven, nice=settings.nice
-        )
 
 
 def add_checkout(environment: dict[str, str]) -> None:
@@ -52,12 +31,13 @@ def add_checkout(environment: dict[str, str]) -> None:
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
 
 
-def _environment(settings: TrainingSettings, script: list[str] | None) -> dict[str, str]:
+def environment_of(settings: TrainingSettings, *, is_script: bool) -> dict[str, str]:
+    """Of a trainer process; a script is the user's own command, not the task class of the settings."""
     environment = dict(os.environ)
     environment[messages.DAEMON_VARIABLE] = str(os.getpid())
     if settings.threads:
         environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(settings.threads)
-    if script is None:
+    if not is_script:
         add_checkout(environment)
     environment["PYTHONUNBUFFERED"] = "1"
     if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in environment):
@@ -94,3 +74,34 @@ def start_message(settings: TrainingSettings, node: NodeStart, starts: int) -> m
         device_index=node.device,
         device_count=node.devices,
     )
+
+
+def hello_of(opened: messages.Hello | EngineOpened) -> TrainerHello:
+    """The trainer as it describes itself. A script with an engine has an empty layout: it trains no model."""
+    if isinstance(opened, messages.Hello):
+        return opened.hello
+    return TrainerHello(
+        Layout(()), f"engine {opened.kind}", "1", "", "cpu", evaluates=False, pid=opened.pid, engine=opened
+    )
+
+
+def refuse_another_model(before: TrainerHello, now: TrainerHello) -> None:
+    """Raises `TrainerFailed` where a restarted trainer cannot go on from the shared values."""
+    if before.layout != now.layout:
+        raise TrainerFailed(
+            "the restarted trainer built another model than before",
+            "the model's code changed while the node ran: stop the node and start it again",
+            fatal=True,
+        )
+    if name := before.differing(now):
+        raise TrainerFailed(
+            f"the tensor {name}, which is not exchanged, is another in the restarted trainer than before",
+            SAME_VALUES,
+            fatal=True,
+        )
+    if "cuda" in before.device and "cuda" not in now.device:
+        raise TrainerFailed(
+            f"the restarted trainer is on {now.device}, and the one before was on {before.device}: its GPU does not "
+            "answer any more",
+            SEE_DRIVER,
+        )

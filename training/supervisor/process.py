@@ -15,17 +15,14 @@ import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, ParamSpec, TypeVar
+from typing import IO
 
 from p2pnode.overlay.background_output import BackgroundOutput
-from p2pnode.overlay.system import ThreadExecutor
+from p2pnode.overlay.system import in_thread
 from p2pnode.training.supervisor import kernel, process_tree
 from p2pnode.training.supervisor.kernel import make_nicer
 from p2pnode.training.supervisor.printed_end import PrintedEnd
 from p2pnode.training.trainer_link.interface import TrainerFailed, cause_of
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 #: Environment variable of every process of one start: it finds those whose parent was killed.
 MARK_VARIABLE = "P2PNODE_TRAINER_START"
@@ -203,7 +200,7 @@ class TrainerProcess:
             os.killpg(self.pid, signal.SIGKILL)
         if code < 0:
             # A launcher that was killed could not end its ranks, which have sessions of their own.
-            _kill_each(await _in_thread(process_tree.with_variable, MARK_VARIABLE, self._mark))
+            _kill_each(await in_thread(process_tree.with_variable, MARK_VARIABLE, self._mark))
         try:
             async with asyncio.timeout(OUTPUT_END_S):
                 await asyncio.shield(self._output.ended)
@@ -269,7 +266,7 @@ class TrainerProcess:
 
     async def work_seconds(self) -> float | None:
         """How long it and its descendants have worked (`process_tree.work_seconds`); None where that is not known."""
-        return await _in_thread(process_tree.work_seconds, self.pid)
+        return await in_thread(process_tree.work_seconds, self.pid)
 
 
 def name_of(code: int) -> str:
@@ -282,16 +279,7 @@ def name_of(code: int) -> str:
 
 
 async def _descendants(pid: int) -> list[int]:
-    return await _in_thread(process_tree.descendants, pid)
-
-
-async def _in_thread(function: Callable[P, R], /, *arguments: P.args, **named: P.kwargs) -> R:
-    """Call a function that reads /proc. A start is rare, and an executor of its own needs no owner."""
-    executor = ThreadExecutor(1)
-    try:
-        return await executor.run(function, *arguments, **named)
-    finally:
-        executor.close()
+    return await in_thread(process_tree.descendants, pid)
 
 
 def _kill_each(pids: Sequence[int]) -> None:

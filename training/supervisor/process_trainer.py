@@ -4,11 +4,13 @@ Messages pass over a Unix socket (`training.trainer_link.messages`), vectors thr
 (`training.trainer_link.shared_memory`), so nothing here blocks the event loop or imports torch. The trainer sends a
 message at each optimiser step. One that is silent for too long is `hung` until its next message, and later killed
 (`training.supervisor.silence`). It is not restarted here: the daemon does that, with backoff and on the same buffers.
+If the process ends without a `Failed` message, the reason is derived from its exit code and its last lines.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,32 +18,27 @@ from typing import Any, TypeVar
 import numpy as np
 
 from p2pnode.overlay.environment import Clock, Log
-from p2pnode.training.devices.gpus import SEE_DRIVER
 from p2pnode.training.settings import TrainingSettings
-from p2pnode.training.supervisor.launch import Launch, NodeStart, start_message
-from p2pnode.training.supervisor.process import POLITE_S, TERMINATE_S, OutputLog
-from p2pnode.training.supervisor.session import TrainerSession, allocate, hello_of
+from p2pnode.training.supervisor.gpu_errors import explained
+from p2pnode.training.supervisor.launch import NodeStart, environment_of, hello_of, refuse_another_model, start_message
+from p2pnode.training.supervisor.orders import PendingOrders
+from p2pnode.training.supervisor.process import (
+    OUTPUT_END_S,
+    POLITE_S,
+    TERMINATE_S,
+    OutputLog,
+    TrainerProcess,
+    unexpected_end,
+)
 from p2pnode.training.supervisor.silence import Limits, OrderPace, SilenceVerdict, TrainerSilence
+from p2pnode.training.supervisor.trainer_socket import START_TIMEOUT_S, start_connected
 from p2pnode.training.trainer_link import messages
-from p2pnode.training.trainer_link.data_messages import (
-    DataFromDaemon,
-    DataFromTrainer,
-    DataOpened,
-    DataTrained,
-    DataWanted,
-)
-from p2pnode.training.trainer_link.engine_messages import (
-    CallAnswered,
-    EngineAsked,
-    EngineFromDaemon,
-    EngineOpened,
-    EngineSaid,
-    PullDone,
-)
+from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer, DataTrained
+from p2pnode.training.trainer_link.engine_messages import EngineFromDaemon, EngineOpened, EngineSaid
 from p2pnode.training.trainer_link.interface import (
-    SAME_VALUES,
     BusyWith,
     Evaluation,
+    MergeOrder,
     ModelDescription,
     Ranges,
     Restored,
@@ -54,23 +51,17 @@ from p2pnode.training.trainer_link.interface import (
     TrainerLeft,
     Vector,
 )
-from p2pnode.training.trainer_link.record_messages import (
-    RecordsFromTrainer,
-    RecordsGranted,
-    RecordsOpened,
-    RecordsTrained,
-    RecordsUnreadable,
-    RecordsWanted,
-)
-from p2pnode.training.trainer_link.shared_memory import SharedVectors, TrainerMemory
+from p2pnode.training.trainer_link.record_messages import RecordsFromTrainer, RecordsGranted, RecordsTrained
+from p2pnode.training.trainer_link.shared_memory import NodeMemory
 
 Answer = TypeVar(
     "Answer",
+    TrainerHello,
+    messages.Ready,
     messages.Trained,
     messages.Merged,
     messages.Evaluated,
     messages.Copied,
-    messages.Written,
     messages.Described,
 )
 
@@ -88,10 +79,11 @@ HANG_HINT = (
 
 
 class ProcessTrainer:
-    """One trainer process; implements `training.trainer_link.interface.Trainer`.
+    """One trainer process; implements `training.devices.device.DeviceTrainer`.
 
-    `command` is the user's own (`p2pnode run -- …`), or None for the task class of the settings. `on_state` is called
-    with every new state, `on_output` with the process's output.
+    `command` is the user's own (`p2pnode run -- …`), or None for the task class of the settings. `memory` is that of
+    all trainers of the node; None: this one is alone. `on_state` is called with every new state, `on_output` with the
+    process's output.
     """
 
     def __init__(
@@ -103,6 +95,7 @@ class ProcessTrainer:
         state_dir: Path,
         log: Log,
         clock: Clock,
+        memory: NodeMemory | None = None,
         on_state: Callable[[str], None] | None = None,
         on_output: Callable[[bytes], None] | None = None,
     ) -> None:
@@ -116,25 +109,34 @@ class ProcessTrainer:
         self._state_dir = state_dir
         self._log = log
         self._clock = clock
+        self._memory = memory or NodeMemory()
         self._output = OutputLog(state_dir / "trainer.log", on_output)
         self._state = "stopped"
+        #: What the last process that has started said of itself, and whether one has completed a turn.
         self._hello: TrainerHello | None = None
-        self._memory: SharedVectors | TrainerMemory | None = None
-        self._session: TrainerSession | None = None
-        self._failure: TrainerFailed | None = None
-        self._on_data: Callable[[DataFromTrainer | RecordsFromTrainer], None] = lambda _: None
-        self._on_engine: Callable[[EngineSaid], None] = lambda _: None
-        self._has_ended = asyncio.Event()
+        self._has_trained = False
         self._end = TrainerEnd()
-        self._one_order = asyncio.Lock()
-        self._turn = 0
-        #: Done when the model has moved to the values that arrived last, or its process has ended.
-        self._entered: asyncio.Future[None] | None = None
-        self._silence = TrainerSilence(clock.monotonic())
-        self._has_left = False
         self._pace = OrderPace(settings.hang_s)
         self._measured: list[Evaluation] = []
+        self._on_data: Callable[[DataFromTrainer | RecordsFromTrainer], None] = lambda _: None
+        self._on_engine: Callable[[EngineSaid], None] = lambda _: None
+        self._on_step: Callable[[int], None] = lambda _: None
+        self._one_order = asyncio.Lock()
+        self._orders = PendingOrders()
+        self._has_ended = asyncio.Event()
+        self._process: TrainerProcess | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what was known of the last process."""
+        self._failure: TrainerFailed | None = None
+        self._is_dismissed = self._has_left = False
+        #: What the present process has said of itself.
+        self._present: TrainerHello | None = None
+        self._silence = TrainerSilence(self._clock.monotonic())
         self._findings: dict[str, tuple[str, str]] = {}
+        self._has_ended.clear()
+        self._pace.new_process()
 
     @property
     def state(self) -> str:
@@ -155,31 +157,26 @@ class ProcessTrainer:
     @property
     def pid(self) -> int | None:
         """The process, while there is one."""
-        return self._session.process.pid if self._session is not None else None
+        return self._process.pid if self._process is not None else None
 
     # --- life cycle ---------------------------------------------------------------------------------------------
 
     async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         """See `Trainer.start`."""
-        await self._end_session(polite_s=0.0)
-        self._failure = None
+        await self._end_process(polite_s=0.0)
+        self._begin()
         self._end = TrainerEnd()
-        self._silence = TrainerSilence(self._clock.monotonic())
-        self._has_left = False
-        self._findings.clear()
-        self._has_ended.clear()
-        self._pace.new_process()
         self._set_state("starting")
         try:
             hello = await self._start(restore, resume)
         except TrainerFailed as failure:
             self._failure = failure
             self._log.error("trainer_failed", reason=failure.reason, hint=failure.hint, fatal=failure.fatal)
-            await self._end_session(polite_s=0.0)
+            await self._end_process(polite_s=0.0)
             self._set_state("crashed")
             raise
         except BaseException:
-            await self._end_session(polite_s=0.0)
+            await self._end_process(polite_s=0.0)
             self._set_state("stopped")
             raise
         self._set_state("running")
@@ -188,68 +185,63 @@ class ProcessTrainer:
 
     async def _start(self, restore: str, resume: Resume | None) -> TrainerHello:
         self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        session, hello = await self._open_session()
-        first = self._hello is None
-        if self._hello is not None and self._hello.layout != hello.layout:
-            raise TrainerFailed(
-                "the restarted trainer built another model than before",
-                "the model's code changed while the node ran: stop the node and start it again",
-                fatal=True,
-            )
-        if self._hello is not None and (name := self._hello.differing(hello)):
-            raise TrainerFailed(
-                f"the tensor {name}, which is not exchanged, is another in the restarted trainer than before",
-                SAME_VALUES,
-                fatal=True,
-            )
-        if self._hello is not None and is_on_gpu(self._hello) and not is_on_gpu(hello):
-            raise TrainerFailed(
-                f"the restarted trainer is on {hello.device}, and the one before was on {self._hello.device}: its GPU "
-                "does not answer any more",
-                SEE_DRIVER,
-            )
-        if hello.engine is not None:  # named values are not in shared memory
-            self._hello = hello
-            return hello
-        if self._memory is None:
-            self._memory = await self._allocate(hello.layout.total)
-            self.vector, self.delta = self._memory.vector, self._memory.delta
-        restored = Restored(has_vector=not first, file=restore)
-        if first and resume is not None:
-            restored = await resume(hello, self.vector)
-        memory = messages.Memory(
-            hello.layout.total, initialise=not restored.has_vector, restore=_absolute(self._restorable(restored.file))
-        )
-        session.send(memory, self._memory.descriptors)
-        await session.expect("Ready", messages.Ready)
+        hello, known, total = await self._open(), self._hello, 0
+        if known is not None:
+            refuse_another_model(known, hello)
+        if hello.engine is None:  # named values are not in shared memory
+            total = hello.layout.total
+            self.vector, self.delta, descriptors = await self._memory.of(self._node.device, total)
+            restored = Restored(has_vector=known is not None, file=restore)
+            if known is None and resume is not None:
+                restored = await resume(hello, self.vector)
+            file = self._restorable(restored.file)
+            memory = messages.Memory(total, initialise=not restored.has_vector, restore=file)
+            await self._expect(messages.Ready, memory, descriptors)
         self._hello = hello
         return hello
 
-    async def _allocate(self, total: int) -> SharedVectors | TrainerMemory:
-        return await allocate(total)
-
-    async def _open_session(self) -> tuple[TrainerSession, TrainerHello]:
-        """Start a process and wait for its `Hello`."""
+    async def _open(self) -> TrainerHello:
+        """Start a process and wait until it says what it is."""
+        # -P keeps the working directory off the start of sys.path, where a folder could hide our own packages.
+        command = self._command or [sys.executable, "-P", "-m", "p2pnode.training.trainer"]
+        environment = environment_of(self._settings, is_script=self.is_script)
         try:
-            launch = Launch.of(self._settings, self._command, self._state_dir, is_proven=self._pace.has_trained)
-            session = self._session = await TrainerSession.open(
-                launch, self._output, self._log, self._on_message, self._on_lost
+            self._process, self._socket = await start_connected(
+                command, environment, self._state_dir, self._output, nice=self._settings.nice
             )
+            self._reader = asyncio.create_task(self._read(self._process))
             self._starts += 1
-            session.send(start_message(self._settings, self._node, self._starts))
-            return session, hello_of(await session.expect("Hello", messages.Hello, EngineOpened))
+            return await self._expect(TrainerHello, start_message(self._settings, self._node, self._starts))
         except TrainerFailed as failure:
             if self._hello is None:
                 raise
             # It has started before with the same code and data, so the fault may pass: a device's memory was full.
             raise TrainerFailed(failure.reason, failure.hint, cause=failure.cause) from failure
 
+    async def _expect(
+        self, kind: type[Answer], message: messages.Start | messages.Memory, descriptors: tuple[int, ...] = ()
+    ) -> Answer:
+        """What the trainer answers during its start. Raises `TrainerFailed`."""
+        reply = self._orders.expect()
+        self._socket.send(message, descriptors)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                got = await reply
+        except TimeoutError:
+            raise TrainerFailed(
+                f"the trainer did not answer {type(message).__name__} within {START_TIMEOUT_S:.0f} s of its start",
+                f"what it printed is in {self._output.path}",
+            ) from None
+        if not isinstance(got, kind):
+            raise _unexpected(message, got)
+        return got
+
     def _restorable(self, path: str) -> str:
-        """The path, if the file is still there: its checkpoint may have been replaced by newer ones."""
+        """The absolute path, if the file is still there: its checkpoint may have been replaced by newer ones."""
         if path and not Path(path).exists():
             self._log.warning("trainer_state_gone", path=path, effect="the trainer starts with a fresh optimiser")
             return ""
-        return path
+        return str(Path(path).absolute()) if path else ""
 
     async def finish(self, reason: str, finish_s: float) -> TrainerEnd:
         """See `Trainer.finish`."""
@@ -260,45 +252,61 @@ class ProcessTrainer:
         return await self._dismiss(messages.Stop(stop_s), stop_s)
 
     async def _dismiss(self, message: messages.RunEnded | messages.Stop, grace_s: float) -> TrainerEnd:
-        """Let the process end by itself. A caller that is cancelled leaves it running, for a later `stop`."""
-        session = self._session
-        if session is not None:
-            if self.is_script and session.process.returncode is None:
-                await self._let_finish(session, message, grace_s)
+        """Let the process end by itself: from now on its end is no failure. Messages keep their order, so an order to
+        save that is still pending is answered before. A caller that is cancelled leaves it running, for a later
+        `stop`."""
+        process = self._process
+        if process is not None:
+            self._is_dismissed = True
+            self._socket.send(message)
+            if self.is_script and process.returncode is None:
+                await self._let_finish(process, grace_s)
             else:
-                session.dismiss(message)
-                await self._end_session(polite_s=0.0 if self._state == "hung" else POLITE_S)
+                await self._end_process(polite_s=0.0 if self._state == "hung" else POLITE_S)
         self._set_state("stopped")
         return self._end
 
-    async def _let_finish(
-        self, session: TrainerSession, message: messages.RunEnded | messages.Stop, grace_s: float
-    ) -> None:
+    async def _let_finish(self, process: TrainerProcess, grace_s: float) -> None:
         """Wait for a script; its exit code is the user's."""
         self._set_state("finishing")
-        session.dismiss(message)
-        by_itself = await session.process.ends_within(grace_s)
-        if not by_itself and await session.files_written(FILE_S):
+        by_itself = await process.ends_within(grace_s)
+        if not by_itself and (unwritten := self._orders.unwritten()):
             # Its process could not end before a thread of ours had written its state to a slow disk.
-            by_itself = await session.process.ends_within(TERMINATE_S)
+            await asyncio.wait(unwritten, timeout=FILE_S)
+            by_itself = await process.ends_within(TERMINATE_S)
         if not by_itself:
-            await session.process.terminate()
-        await self._end_session(polite_s=0.0)
-        self._end = TrainerEnd(session.process.returncode or 0, cut_short=not by_itself)
+            await process.terminate()
+        await self._end_process(polite_s=0.0)
+        self._end = TrainerEnd(process.returncode or 0, cut_short=not by_itself)
         if not by_itself:
-            self._log.warning("script_cut_short", after_s=grace_s, ended_with=session.process.how_it_ended())
+            self._log.warning("script_cut_short", after_s=grace_s, ended_with=process.how_it_ended())
         elif self._end.exit_code:
-            self._log.warning("script_ended", ended_with=session.process.how_it_ended())
+            self._log.warning("script_ended", ended_with=process.how_it_ended())
         else:
-            self._log.info("script_ended", ended_with=session.process.how_it_ended())
+            self._log.info("script_ended", ended_with=process.how_it_ended())
 
-    async def _end_session(self, *, polite_s: float) -> None:
-        session, self._session = self._session, None
-        self._note_entered()
-        if session is not None:
-            await session.close(polite_s=polite_s)
+    async def _end_process(self, *, polite_s: float) -> None:
+        """End the process and close its socket; idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            await process.end(polite_s=polite_s)
+            # Its last messages are still to be read: one may say that a file is written.
+            await asyncio.wait([self._reader], timeout=OUTPUT_END_S)
+        finally:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+            await self._socket.close()
+            self._orders.fail(self._failure or TrainerFailed("the trainer was stopped"))
 
-    # --- shared data --------------------------------------------------------------------------------------------
+    async def ended(self) -> TrainerFailed:
+        """See `Trainer.ended`."""
+        await self._has_ended.wait()
+        assert self._failure is not None
+        return self._failure
+
+    # --- shared data, and engines -------------------------------------------------------------------------------
 
     def on_data(self, handler: Callable[[DataFromTrainer | RecordsFromTrainer], None]) -> None:
         """See `Trainer.on_data`."""
@@ -312,15 +320,9 @@ class ProcessTrainer:
         """See `Trainer.on_engine`."""
         self._on_engine = handler
 
-    async def ended(self) -> TrainerFailed:
-        """See `Trainer.ended`."""
-        await self._has_ended.wait()
-        assert self._failure is not None
-        return self._failure
-
     def _send(self, message: messages.FromDaemon) -> None:
-        if self._session is not None:
-            self._session.send(message)
+        if self._process is not None:
+            self._socket.send(message)
 
     # --- orders -------------------------------------------------------------------------------------------------
 
@@ -336,17 +338,11 @@ class ProcessTrainer:
         self, step: int, keeps_base: Ranges = (), takes_back: Ranges = (), adds_delta: Ranges = ()
     ) -> None:
         """See `Trainer.arrived`."""
-        session = self._session
-        if session is None or session.failure is not None:
+        if not self._takes_orders:
             return
-        self._entered = asyncio.get_running_loop().create_future()
-        session.send(messages.ValuesArrived(step, list(keeps_base), list(takes_back), list(adds_delta)))
+        self._socket.send(messages.ValuesArrived(step, list(keeps_base), list(takes_back), list(adds_delta)))
         # Under bsp no order is under way, and nobody else finds out that it hangs.
-        await self._watch(session, self._entered, self._pace.limits(None))
-
-    def _note_entered(self) -> None:
-        if self._entered is not None and not self._entered.done():
-            self._entered.set_result(None)
+        await self._watch(self._orders.enter(), self._pace.limits(None))
 
     async def evaluate(self, step: int) -> Evaluation | None:
         """See `Trainer.evaluate`."""
@@ -356,49 +352,59 @@ class ProcessTrainer:
     async def save(self, path: str) -> Awaitable[None]:
         """See `Trainer.save`."""
         copied = await self._ask(lambda turn: messages.Save(turn, str(Path(path).absolute())), messages.Copied)
-        if self._session is None:
-            raise TrainerFailed("the trainer was stopped")
-        return self._session.file(copied.turn)
+        return self._orders.file(copied.turn)
 
     async def describe(self, folder: str, *, wait: bool = False) -> ModelDescription:
         """See `Trainer.describe`."""
         answer = await self._ask(lambda turn: messages.Describe(turn, folder, wait), messages.Described)
         return answer.description
 
+    async def merge(self, order: MergeOrder) -> bool:
+        """See `DeviceTrainer.merge`."""
+        return (await self._ask(lambda turn: messages.Merge(turn, order), messages.Merged)).is_done
+
     def take_measured(self) -> list[Evaluation]:
         """See `Trainer.take_measured`."""
         measured, self._measured = self._measured, []
         return measured
 
-    async def _ask(self, order: Callable[[int], messages.Order], answer: type[Answer]) -> Answer:
+    def on_step(self, handler: Callable[[int], None]) -> None:
+        """See `DeviceTrainer.on_step`."""
+        self._on_step = handler
+
+    def answer_step(self, number: int, answer: messages.StepAnswer) -> None:
+        """See `DeviceTrainer.answer_step`."""
+        self._send(messages.StepAnswered(self._orders.turn, number, answer))
+
+    @property
+    def _takes_orders(self) -> bool:
+        return self._process is not None and self._failure is None and not self._is_dismissed
+
+    async def _ask(self, order: Callable[[int], messages.Order], kind: type[Answer]) -> Answer:
         async with self._one_order:
-            session = self._session
-            if session is None or session.failure is not None:
+            if not self._takes_orders:
                 raise self._failure or TrainerFailed("the trainer is not running", "it has to be started first")
-            self._turn += 1
-            message = order(self._turn)
-            if self._has_left and isinstance(message, messages.Train | messages.Evaluate):
-                raise TrainerLeft(LEAVE_CALLED)
             began_s = self._clock.monotonic()
-            reply = session.ask(message)
+            message, reply = self._orders.begin(order)
             try:
-                await self._watch(session, reply, self._pace.limits(message))
+                if self._has_left and isinstance(message, messages.Train | messages.Evaluate):
+                    raise TrainerLeft(LEAVE_CALLED)
+                self._socket.send(message)
+                await self._watch(reply, self._pace.limits(message))
             except asyncio.CancelledError:
-                session.send(messages.Cancel(message.turn))
+                self._send(messages.Cancel(message.turn))
                 raise
             finally:
-                session.forget()
+                self._orders.forget()
             got = reply.result()
-            if isinstance(got, messages.NotWritten):
-                raise TrainerFailed(got.reason, got.hint)
-            if not isinstance(got, answer):
-                raise TrainerFailed(f"the trainer answered {type(message).__name__} with {type(got).__name__}")
+            if not isinstance(got, kind):
+                raise _unexpected(message, got)
             self._pace.note(message, self._clock.monotonic() - began_s)
             return got
 
     # --- watching -----------------------------------------------------------------------------------------------
 
-    async def _watch(self, session: TrainerSession, reply: asyncio.Future[Any], limits: Limits) -> None:
+    async def _watch(self, reply: asyncio.Future[Any], limits: Limits) -> None:
         """Wait for the reply or a failure; mark a trainer that is silent too long as hung, and later kill it."""
         silence = self._silence
         silence.heard(self._clock.monotonic())
@@ -407,22 +413,24 @@ class ProcessTrainer:
             wait_s = silence.next_check_s(before_s, limits)
             await asyncio.wait([reply], timeout=wait_s)
             now_s = self._clock.monotonic()
-            if reply.done():
-                break
+            process = self._process
+            if reply.done() or process is None:
+                continue
             if now_s - before_s > wait_s + OVERSLEPT_S:
                 silence.heard(now_s)
                 continue
             if silence.wants_sample(now_s, limits):
-                silence.note_processor_time(now_s, await session.process.work_seconds())
-            await self._judge(session, silence.verdict(now_s, limits), now_s)
+                silence.note_processor_time(now_s, await process.work_seconds())
+            await self._judge(process, silence.verdict(now_s, limits), now_s)
 
-    async def _judge(self, session: TrainerSession, verdict: SilenceVerdict, now_s: float) -> None:
+    async def _judge(self, process: TrainerProcess, verdict: SilenceVerdict, now_s: float) -> None:
         silent_s, hang_s = self._silence.silent_s(now_s), self._settings.hang_s
         match verdict:
             case SilenceVerdict.IDLE_TOO_LONG | SilenceVerdict.SILENT_TOO_LONG:
                 idle = " and used no processor time" if verdict is SilenceVerdict.IDLE_TOO_LONG else ""
                 reason = f"the trainer was silent for {silent_s:.0f} s{idle} (training.hang_s = {hang_s:g})"
-                await session.kill(f"{reason}, so it was killed", HANG_HINT)
+                self._failure = TrainerFailed(f"{reason}, so it was killed", HANG_HINT)
+                await process.end()
             case SilenceVerdict.STALLED if self._state == "running":
                 self._log.warning("trainer_hung", silent_s=round(silent_s, 1), hang_s=hang_s, hint=HANG_HINT)
                 self._set_state("hung")
@@ -430,15 +438,32 @@ class ProcessTrainer:
                 self._moves()  # in its first turn it was idle for a while, and works again
 
     def _moves(self) -> None:
-        if self._state == "hung":
+        if self._state == "hung" and not self._is_dismissed:
             self._log.info("trainer_moves_again")
             self._set_state("running")
 
-    def _on_message(self, session: TrainerSession, message: messages.FromTrainer) -> None:
+    # --- messages -----------------------------------------------------------------------------------------------
+
+    async def _read(self, process: TrainerProcess) -> None:
+        """Take messages until the socket closes, and see how the process ends."""
+        try:
+            async for message in self._socket.received():
+                self._on_message(message)
+        except messages.LinkBroken as error:
+            self._failure = self._failure or TrainerFailed(f"the trainer's link is broken: {error}")
+        except Exception as error:  # without a reader of the link the trainer would wait for ever
+            self._log.error("service_failed", service="trainer-link", error=repr(error))
+            self._failure = self._failure or TrainerFailed(f"its node could not handle a message: {error!r}")
+        if self._is_dismissed or (self.is_script and self._failure is None):
+            await asyncio.shield(process.exited)
+        else:
+            await process.end(polite_s=POLITE_S)
+        if process is self._process:  # not ended by this side
+            self._lost(self._failure or self._own_end(process))
+
+    def _on_message(self, message: messages.FromTrainer) -> None:
         """Every message is a sign of life; some say what the script does between steps."""
-        if session is not self._session:
-            return
-        now_s = self._clock.monotonic()
+        now_s, orders = self._clock.monotonic(), self._orders
         self._silence.heard(now_s)
         self._moves()
         match message:
@@ -446,32 +471,78 @@ class ProcessTrainer:
                 self._silence.busy = BusyWith(what, now_s)
             case messages.Idle():
                 self._silence.busy = None
-            case messages.Warned(event, what, do) if do or not what:
-                self._findings.pop(event, None)
-                if what:
-                    self._findings[event] = (what, do)
-            case messages.ValuesEntered():
-                self._note_entered()
+            case messages.Warned():
+                self._warned(message)
             case messages.Measurement(step, metrics, samples):
                 self._measured.append(Evaluation(step, metrics, samples))
-            case DataOpened() | DataWanted() | RecordsOpened() | RecordsWanted() | RecordsUnreadable():
-                self._on_data(message)
-            case DataTrained() | RecordsTrained() if session.awaits(message.turn):
-                # What a cancelled turn trained does not reach the model.
-                self._on_data(message)
-            case EngineAsked() | PullDone() | CallAnswered():
-                self._on_engine(message)
+            case messages.StepWanted(turn, number) if turn == orders.turn:
+                self._on_step(number)
             case messages.LeaveRequested():
                 self._has_left = True
-                session.fail_order(TrainerLeft(LEAVE_CALLED))
+                orders.fail_order(TrainerLeft(LEAVE_CALLED))
+            case messages.Failed(reason, hint, fatal):
+                failed = TrainerFailed(reason, hint, fatal=fatal or not self._has_trained)
+                self._failure = self._failure or explained(failed, own_bytes=self._own_bytes)
+            case messages.Hello() | EngineOpened():
+                self._present = hello_of(message)
+                orders.answer(self._present)
+            case messages.Ready():
+                orders.answer(message)
+            case (
+                messages.Trained() | messages.Merged() | messages.Evaluated() | messages.Copied() | messages.Described()
+            ):
+                self._has_trained = self._has_trained or isinstance(message, messages.Trained)
+                if orders.awaits(message.turn):
+                    orders.answer(message)
+            case messages.ValuesEntered():
+                orders.entered()
+            case messages.Written(turn):
+                orders.written(turn)
+            case messages.NotWritten(turn, reason, hint):
+                orders.not_written(turn, TrainerFailed(reason, hint))
+            case _:
+                self._hand_on(message)
 
-    def _on_lost(self, session: TrainerSession, failure: TrainerFailed) -> None:
-        """The process has ended by itself; the pending order fails with the same failure."""
-        if session is not self._session:
+    def _hand_on(self, message: messages.FromTrainer) -> None:
+        """What is for others: engines, and the data that nodes share."""
+        if isinstance(message, EngineSaid):
+            self._on_engine(message)
+        # What a cancelled turn trained does not reach the model.
+        elif isinstance(message, DataTrained | RecordsTrained) and not self._orders.awaits(message.turn):
             return
+        elif isinstance(message, DataFromTrainer | RecordsFromTrainer):
+            self._on_data(message)
+
+    def _warned(self, message: messages.Warned) -> None:
+        if message.message:
+            hint = {"hint": message.do} if message.do else {}
+            self._log.warning("trainer_warned", about=message.event, message=message.message, **hint)
+        if message.do or not message.message:
+            self._findings.pop(message.event, None)
+        if message.do and message.message:
+            self._findings[message.event] = (message.message, message.do)
+
+    @property
+    def _own_bytes(self) -> int:
+        """What p2pnode has of the memory of the trainer's GPU."""
+        return 0 if self._present is None else self._present.device_bytes
+
+    def _own_end(self, process: TrainerProcess) -> TrainerFailed:
+        """The failure to report for a process that ended without an order to end."""
+        if self._is_dismissed:
+            return TrainerFailed("the trainer was stopped")
+        hello = self._present
+        if self.is_script and process.returncode == 0 and hello is not None:
+            what = "returned before the run was over" if hello.engine is None else "ended"
+            return TrainerLeft(f"the script has {what}")
+        ended = unexpected_end(process, self._output, is_fatal=hello is None or not self._has_trained)
+        return explained(ended, self._output.last_lines, self._own_bytes)
+
+    def _lost(self, failure: TrainerFailed) -> None:
+        """The process has ended by itself; the pending order fails with the same failure."""
         self._failure = failure
         self._has_ended.set()
-        self._note_entered()
+        self._orders.fail(failure)
         if self._state not in ("running", "hung"):
             return
         self._silence.busy = None
@@ -489,10 +560,5 @@ class ProcessTrainer:
                 self.on_state(state)
 
 
-def is_on_gpu(hello: TrainerHello) -> bool:
-    """Whether the model, or a part of it, is on a CUDA device."""
-    return "cuda" in hello.device
-
-
-def _absolute(file: str) -> str:
-    return str(Path(file).absolute()) if file else ""
+def _unexpected(asked: messages.FromDaemon, got: object) -> TrainerFailed:
+    return TrainerFailed(f"the trainer answered {type(asked).__name__} with {type(got).__name__}")

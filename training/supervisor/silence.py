@@ -145,11 +145,6 @@ class OrderPace:
         """The trainer is started again."""
         self._done_before.clear()
 
-    @property
-    def has_trained(self) -> bool:
-        """Whether a turn was completed."""
-        return bool(self._durations_s[messages.Train])
-
     def limits(self, order: messages.Order | None) -> Limits:
         """How long the trainer may be silent in this order; None: until values have entered, as in a turn."""
         kind = messages.Train if order is None else type(order)

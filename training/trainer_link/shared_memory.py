@@ -1,4 +1,4 @@
-"""The two float32 buffers that daemon and trainer share: `vector`, to the trainer, and `delta`, from it.
+"""The float32 buffers that daemon and trainers share: `vector`, to the trainer, and `delta`, from it.
 
 The daemon creates them when the first trainer has reported the vector's length, and keeps them across restarts of the
 trainer. They have no name in a file system (a memfd, or an unlinked temporary file), so nothing is left behind however
@@ -7,6 +7,7 @@ either process ends. All pages are allocated at once: a machine with too little 
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import tempfile
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from p2pnode.overlay.system import claim
+from p2pnode.overlay.system import claim, in_thread
 from p2pnode.training.trainer_link.interface import TrainerFailed, Vector
 
 _FLOAT32_BYTES = 4
@@ -32,25 +33,14 @@ class TrainerMemory(NamedTuple):
 
 
 class SharedVectors:
-    """The daemon's side: `vector` and `delta`, `float32[total]`, and the descriptors for the trainer.
+    """The daemon's side, for the `trainers` of a node: one `vector` for all, a `delta` for each, and the values of so
+    many `leaders`, of the node's and of the swarm's. All are `float32[total]`. `vector`, `delta` and `descriptors` are
+    those of the first trainer.
 
     Allocating takes seconds for gigabytes: construct it outside the event loop. Raises `TrainerFailed`.
     """
 
-    def __init__(self, total: int) -> None:
-        descriptors = _files(("vector", "delta"), total)
-        self.descriptors: tuple[int, ...] = tuple(descriptors)
-        self.vector = _map(descriptors[0], total)
-        self.delta = _map(descriptors[1], total)
-        # The arrays stay valid after the descriptors are closed.
-        weakref.finalize(self, _close, self.descriptors)
-
-
-class HostVectors:
-    """The buffers of several trainers of one node: one `vector` for all, a `delta` for each, and the values of so many
-    `leaders`: of the node's, and of the swarm's. Raises `TrainerFailed`."""
-
-    def __init__(self, total: int, trainers: int, *, leaders: int) -> None:
+    def __init__(self, total: int, trainers: int = 1, leaders: int = 0) -> None:
         names = ["vector", *("leader", "swarm-leader")[:leaders], *["delta"] * trainers]
         descriptors = _files(names, total)
         shared = 1 + leaders
@@ -59,7 +49,31 @@ class HostVectors:
             TrainerMemory(vector, _map(own, total), (descriptors[0], own, *descriptors[1:shared]))
             for own in descriptors[shared:]
         ]
+        self.vector, self.delta, self.descriptors = self.trainers[0]
+        # The arrays stay valid after the descriptors are closed.
         weakref.finalize(self, _close, tuple(descriptors))
+
+
+class NodeMemory:
+    """The memory of all trainers of a node, allocated when the first of them knows the size of its model."""
+
+    def __init__(self, trainers: int = 1, leaders: int = 0) -> None:
+        self._counts = trainers, leaders
+        self._vectors: SharedVectors | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    async def of(self, index: int, total: int) -> TrainerMemory:
+        """The memory of one trainer. Raises `TrainerFailed`."""
+        async with self._one_at_a_time:
+            if self._vectors is None:
+                self._vectors = await in_thread(SharedVectors, total, *self._counts)
+        return self._vectors.trainers[index]
+
+    @property
+    def leaders(self) -> list[Vector]:
+        """The values of the leaders that there are; once they are allocated."""
+        assert self._vectors is not None
+        return self._vectors.leaders
 
 
 def map_vectors(descriptors: tuple[int, ...], total: int) -> tuple[Vector, ...]:
@@ -72,6 +86,8 @@ def map_vectors(descriptors: tuple[int, ...], total: int) -> tuple[Vector, ...]:
 
 
 def _files(names: Sequence[str], total: int) -> list[int]:
+    if total < 1:
+        raise TrainerFailed("the model has no trainable parameter", "see requires_grad of its parameters", fatal=True)
     size_bytes, count = total * _FLOAT32_BYTES, len(names)
     available_bytes = available_memory_bytes()
     if available_bytes is not None and count * size_bytes > available_bytes:

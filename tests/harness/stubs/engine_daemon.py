@@ -23,7 +23,7 @@ from p2pnode.training.engines.participation import Participation
 from p2pnode.training.engines.script_service import EngineService
 from p2pnode.training.progress import Progress
 from p2pnode.training.settings import BarrierSettings, TrainingSettings
-from p2pnode.training.supervisor.session import SocketSender
+from p2pnode.training.supervisor.trainer_socket import TrainerSocket
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.engine_messages import (
     CallAnswered,
@@ -146,7 +146,7 @@ class EngineDaemon:
         self.opened: EngineOpened | None = None
         self._settings = BarrierSettings(method=method)  # type: ignore[arg-type]
         self._handler: Callable[[EngineSaid], None] | None = None
-        self._sender: SocketSender | None = None
+        self._socket: TrainerSocket | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen(1)
@@ -161,8 +161,8 @@ class EngineDaemon:
         self._handler = handler
 
     def send_data(self, message: Any) -> None:
-        assert self._sender is not None
-        self._sender.send(messages.encode(message))
+        assert self._socket is not None
+        self._socket.send(message)
 
     # -- control, from the test's thread
 
@@ -197,7 +197,7 @@ class EngineDaemon:
         loop = asyncio.get_running_loop()
         connection, _ = await loop.sock_accept(self._listener)
         connection.setblocking(False)
-        self._sender = SocketSender(connection)
+        self._socket = TrainerSocket(connection)
         self.send_data(messages.Start("", "", {}, "cpu", 1, seed=1, node_seed=2, local_steps=1))
         clock = SystemClock()
         barrier = make_barrier(self._settings)
@@ -205,20 +205,17 @@ class EngineDaemon:
         settings = TrainingSettings(linger_s=0.0)
         part = Participation(self.swarm, waiter, settings, Progress(), clock)  # type: ignore[arg-type]
         self._service = EngineService(self, part, self.values, NoLog(), self.calls)  # type: ignore[arg-type]
-        decoder = messages.Decoder()
         try:
-            while data := await loop.sock_recv(connection, 1 << 16):
-                for message in decoder.from_trainer(data):
-                    if isinstance(message, EngineOpened):
-                        self.opened = message
-                        self.send_data(EngineReady(NODE_ID, 5, barrier.synchronous, 0.001))
-                    elif isinstance(message, EngineSaid):
-                        assert self._handler is not None
-                        self._handler(message)
+            async for message in self._socket.received():
+                if isinstance(message, EngineOpened):
+                    self.opened = message
+                    self.send_data(EngineReady(NODE_ID, 5, barrier.synchronous, 0.001))
+                elif isinstance(message, EngineSaid):
+                    assert self._handler is not None
+                    self._handler(message)
         finally:
             await self._service.stop()
-            await self._sender.stop()
-            connection.close()
+            await self._socket.close()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from p2pnode.training.devices.host import HostParts, HostTrainer
+from p2pnode.training.devices.host import HostTrainer
 from p2pnode.training.devices.node_step import DeviceGroups
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
 from p2pnode.training.trainer_link.interface import MergeOrder, StepOrder, StepReport, TrainerFailed, Vector
@@ -138,12 +138,12 @@ def host_of(
     of_training = {key: settings.pop(key) for key in ("local_steps", "max_restarts") if key in settings}
     memory = [np.zeros(SIZE, np.float32) for _ in range(leaders)]
     environment = make_environment(log=log) if log is not None else make_environment()
-    host = HostTrainer(
-        HostParts([f"stub:{index}" for index in range(len(devices))], devices, lambda: memory, groups),
+    return HostTrainer(
+        [f"stub:{index}" for index in range(len(devices))],
+        devices,
+        lambda: memory,
+        groups,
         DevicesSettings(**settings),
         TrainingSettings(**of_training),
         environment,
     )
-    for device in devices:
-        device.on_state = host.trainer_state_changed
-    return host

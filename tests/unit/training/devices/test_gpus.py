@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from p2pnode.training.devices import gpus
-from p2pnode.training.devices.gpus import torch_cuda, unused_gpu
-from p2pnode.training.devices.names import named_devices, resolved_devices, threads_each
+from p2pnode.training.devices.gpus import named_devices, threads_each, torch_cuda, unused_gpu
 
 
 @pytest.fixture
@@ -74,13 +73,6 @@ def test_a_setting_without_devices_is_refused(setting: str | list[str]) -> None:
     """An empty list, a number and a slip say what is wrong."""
     with pytest.raises(ValueError, match=r"device|list|all"):
         named_devices(setting)
-
-
-def test_all_takes_every_gpu_and_else_one_trainer() -> None:
-    """Three GPUs give three trainers; without one there is one trainer."""
-    assert resolved_devices("all", lambda: 3) == ["cuda:0", "cuda:1", "cuda:2"]
-    assert resolved_devices("all", lambda: 0) == ["auto"]
-    assert resolved_devices("cuda:1", lambda: 3) == ["cuda:1"]
 
 
 def test_threads_are_divided_among_the_trainers() -> None:

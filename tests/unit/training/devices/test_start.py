@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from p2pnode.training.devices import gpus
-from p2pnode.training.devices.gpus import count_gpus
+from p2pnode.training.devices.gpus import resolved_devices
 from p2pnode.training.devices.host import HostTrainer
 from p2pnode.training.devices.node_step import DeviceGroups
 from p2pnode.training.devices.opening import joint_hello, start_all
-from p2pnode.training.devices.start import PATIENCE, DeviceProcess, make_trainer
+from p2pnode.training.devices.start import PATIENCE, make_trainer
 from p2pnode.training.layout import Layout, LayoutEntry
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
 from p2pnode.training.supervisor.launch import NodeStart
@@ -69,14 +69,13 @@ def test_each_of_several_devices_has_a_process_of_its_own(tmp_path: Path) -> Non
     trainer = made(tmp_path, "cpu*3", threads=7)
     assert isinstance(trainer, HostTrainer)
     processes: list[Any] = [device.trainer for device in trainer._devices]
-    assert all(type(one) is DeviceProcess for one in processes)
+    assert all(type(one) is ProcessTrainer for one in processes)
     assert [one._settings.device for one in processes] == ["cpu"] * 3
     assert [one._settings.threads for one in processes] == [2, 2, 2]
     assert [(one._node.device, one._node.devices) for one in processes] == [(0, 3), (1, 3), (2, 3)]
     assert [one._state_dir for one in processes] == [tmp_path, tmp_path / "devices/1", tmp_path / "devices/2"]
     assert all(one._node.node_id == NODE.node_id and one._node.incarnation == 3 for one in processes)
-    assert [one._host_memory[1] for one in processes] == [0, 1, 2]
-    assert len({id(one._host_memory[0]) for one in processes}) == 1
+    assert len({id(one._memory) for one in processes}) == 1
     assert all(one.on_state == trainer.trainer_state_changed for one in processes)
 
 
@@ -96,8 +95,7 @@ def test_the_memory_has_room_for_the_leaders_that_there_are(
 ) -> None:
     """None for an average; the node's; or that and the swarm's."""
     trainer = made(tmp_path, "cpu*2", DevicesSettings(step=step, coordination=coordination))
-    memory: Any = trainer._devices[0].trainer._host_memory[0]  # type: ignore[attr-defined]
-    assert (memory._leaders, memory._trainers) == (leaders, 2)
+    assert trainer._devices[0].trainer._memory._counts == (2, leaders)
 
 
 def test_trainers_that_merge_by_a_group_meet_in_a_folder_without_old_files(tmp_path: Path) -> None:
@@ -123,13 +121,12 @@ def test_gpus_are_counted_without_torch(tmp_path: Path, monkeypatch: pytest.Monk
     """Those that the environment leaves visible, otherwise the driver's folders; none without a driver."""
     for visible, count in (("", 0), ("0", 1), ("0,2", 2), ("-1", 0), (" 1 , ,3", 2)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert count_gpus() == count
+        assert resolved_devices("all") == ([f"cuda:{number}" for number in range(count)] or ["auto"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(gpus, "NVIDIA_GPUS", tmp_path / "gpus")
-    assert count_gpus() == 0
+    assert resolved_devices("all") == ["auto"]
     for name in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / "gpus" / name).mkdir(parents=True)
-    assert count_gpus() == 2
     trainer = made(tmp_path, "all")
     assert [device.name for device in trainer._devices] == ["cuda:0", "cuda:1"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2pnode.training.settings import TrainingSettings
-from p2pnode.training.supervisor.launch import KEEP_MEMORY, Launch, NodeStart, start_message
+from p2pnode.training.supervisor.launch import KEEP_MEMORY, NodeStart, environment_of, start_message
 from tests.harness.project.repository import ROOT
 
 
@@ -20,7 +20,7 @@ def test_a_trainer_keeps_its_memory_unless_the_user_decides(monkeypatch: pytest.
     if users:
         monkeypatch.setenv(users, "2")
 
-    environment = Launch.of(TrainingSettings(), None, Path("state"), is_proven=False).environment
+    environment = environment_of(TrainingSettings(), is_script=False)
 
     assert (KEEP_MEMORY.items() <= environment.items()) is not bool(users)
     assert not users or environment[users] == "2"
@@ -30,12 +30,10 @@ def test_a_script_has_its_own_python_path(monkeypatch: pytest.MonkeyPatch) -> No
     """A task class finds this checkout; a user's own command finds what the user has set."""
     monkeypatch.setenv("PYTHONPATH", "users")
 
-    task = Launch.of(TrainingSettings(), None, Path("state"), is_proven=False)
-    script = Launch.of(TrainingSettings(), ["python", "train.py"], Path("state"), is_proven=False)
+    task, script = (environment_of(TrainingSettings(), is_script=is_script) for is_script in (False, True))
 
-    assert task.environment["PYTHONPATH"] == f"{ROOT}{os.pathsep}users"
-    assert (script.environment["PYTHONPATH"], script.command) == ("users", ["python", "train.py"])
-    assert (task.is_script, script.is_script) == (False, True)
+    assert task["PYTHONPATH"] == f"{ROOT}{os.pathsep}users"
+    assert script["PYTHONPATH"] == "users"
 
 
 NODE = NodeStart(b"n" * 20, 3)

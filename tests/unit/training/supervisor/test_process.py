@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,8 @@ from p2pnode.training.supervisor.process import (
     TrainerProcess,
 )
 from p2pnode.training.supervisor.process_trainer import ProcessTrainer
+from p2pnode.training.supervisor.trainer_socket import TrainerSocket
+from p2pnode.training.trainer_link import messages
 from tests.harness.environment.simulated import ListLog, VirtualClock
 from tests.harness.environment.virtual_loop import run as run_virtual
 from tests.process.harness.trainer_world import is_running, wait_until
@@ -128,28 +131,48 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert asyncio.run(scenario()) == "signal SIGKILL"
 
 
+def trainer_of(folder: Path) -> Any:
+    clock = VirtualClock()
+    return ProcessTrainer(
+        TrainingSettings(),
+        command=None,
+        node=NodeStart(b"n" * 20, 1),
+        state_dir=folder,
+        log=ListLog([], "", clock),
+        clock=clock,
+    )
+
+
+def test_a_request_for_a_step_of_a_cancelled_order_is_late(tmp_path: Path) -> None:
+    """Its answer would be taken for that of the present order."""
+    wanted: list[int] = []
+
+    async def main() -> None:
+        trainer = trainer_of(tmp_path)
+        trainer.on_step(wanted.append)
+        for _ in range(2):
+            trainer._orders.begin(lambda turn: messages.Evaluate(turn, 1))
+        trainer._on_message(messages.StepWanted(1, 7))
+        trainer._on_message(messages.StepWanted(2, 1))
+
+    run_virtual(main())
+    assert wanted == [1]
+
+
 @pytest.mark.parametrize(("state", "polite_s"), [("running", POLITE_S), ("hung", 0.0)])
 def test_a_stop_waits_for_no_trainer_that_is_hung(tmp_path: Path, state: str, polite_s: float) -> None:
     """Its process hears nothing: it is not asked to end by itself."""
     waited: list[float] = []
 
-    async def close(*, polite_s: float) -> None:
+    async def end(*, polite_s: float) -> None:
         waited.append(polite_s)
 
     async def main() -> None:
-        clock = VirtualClock()
-        trainer: Any = ProcessTrainer(
-            TrainingSettings(),
-            command=None,
-            node=NodeStart(b"n" * 20, 1),
-            state_dir=tmp_path,
-            log=ListLog([], "", clock),
-            clock=clock,
-        )
+        trainer = trainer_of(tmp_path)
         trainer._state = state
-        trainer._session = SimpleNamespace(
-            process=SimpleNamespace(returncode=None), dismiss=lambda _: None, take_measured=list, close=close
-        )
+        trainer._process = SimpleNamespace(returncode=None, end=end)
+        trainer._socket = TrainerSocket(socket.socket())
+        trainer._reader = asyncio.get_running_loop().create_future()
         await trainer.stop(600.0)
         assert trainer.state == "stopped"
 

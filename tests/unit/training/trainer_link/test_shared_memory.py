@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from p2pnode.training.trainer_link import shared_memory
 from p2pnode.training.trainer_link.interface import TrainerFailed
-from p2pnode.training.trainer_link.shared_memory import SharedVectors, map_vectors
+from p2pnode.training.trainer_link.shared_memory import NodeMemory, SharedVectors, map_vectors
+from tests.harness.runner.stories import run_by
 
 
 def test_both_sides_see_the_same_numbers() -> None:
@@ -75,3 +77,30 @@ def test_memory_that_cannot_be_claimed_leaves_no_descriptor_open(monkeypatch: py
     with pytest.raises(TrainerFailed, match="No space left on device"):
         SharedVectors(10)
     assert opened == closed != []
+
+
+@run_by(asyncio.run)
+async def test_the_memory_of_all_trainers_is_made_once() -> None:
+    """However many ask for it at the same time: one vector, a delta for each, and the leaders' values."""
+    memory = NodeMemory(3, leaders=2)
+    found = await asyncio.gather(*(memory.of(index, 8) for index in range(3)))
+    found[0].vector[3] = 5.0
+    found[1].delta[:] = 7.0
+    assert [one.vector[3] for one in found] == [5.0] * 3
+    assert [one.delta[0] for one in found] == [0.0, 7.0, 0.0]
+    assert [one.size for one in memory.leaders] == [8, 8]
+    # The descriptors: the vector, the own delta, the leaders.
+    assert [len(one.descriptors) for one in found] == [4] * 3
+    assert len({one.descriptors[1] for one in found}) == 3
+    assert len({(one.descriptors[0], *one.descriptors[2:]) for one in found}) == 1
+
+
+@run_by(asyncio.run)
+async def test_memory_that_could_not_be_made_is_asked_for_again() -> None:
+    """A model without values is the failure of that start alone, and would fail in the same way again."""
+    memory = NodeMemory(2)
+    for total in (0, -1):
+        with pytest.raises(TrainerFailed, match="no trainable parameter") as failed:
+            await memory.of(0, total)
+        assert failed.value.fatal
+    assert (await memory.of(1, 8)).delta.dtype == np.float32
