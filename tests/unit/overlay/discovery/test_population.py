@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 import random
-import statistics
 from itertools import pairwise
 
-import numpy as np
 import pytest
 
 from p2pnode.overlay.discovery.population import CONTRADICTION, RECENT, Estimator
-from p2pnode.overlay.ids import ID_SPACE
 from tests.harness.swarms.overlay_population import Errors, estimate_often, theoretical_spread
 
 K = 20
@@ -45,6 +42,16 @@ def test_the_zone_count_has_no_bias(nodes: int) -> None:
 
 def lookups(nodes: int, count: int, rng: random.Random) -> list[list[float]]:
     return [sorted(rng.random() for _ in range(nodes))[:K] for _ in range(count)]
+
+
+def test_four_lookups_give_a_wider_interval_that_holds() -> None:
+    """A relative deviation of 11 %, as theory has it; the interval is right 9 times of 10."""
+    print("seed 5")
+    errors = estimate_often(5, 1000, 250, lookups=4)
+
+    assert abs(errors.bias) < 0.02
+    assert errors.spread == pytest.approx(0.110, rel=0.2)
+    assert errors.covered >= 0.9
 
 
 def test_an_estimate_drops_what_was_before_a_change() -> None:
@@ -82,48 +89,6 @@ def test_the_same_swarm_almost_never_contradicts_itself() -> None:
     assert all(after >= before for before, after in pairwise(held))
 
 
-def simulate_lookups(n: int, k: int, lookups: int, rng: np.random.Generator) -> Estimator:
-    """Lookups over n uniform ids, fresh ones each time (the model of the golden figures)."""
-    estimator = Estimator(k)
-    for _ in range(lookups):
-        estimator.observe(np.sort(np.partition(rng.random(n), k)[:k]).tolist(), 0.0)
-    return estimator
-
-
-@pytest.mark.parametrize(("n", "lookups", "expected_sd"), [(1000, 20, 0.050), (64, 16, 0.050), (1000, 4, 0.110)])
-def test_the_pooled_estimate_has_the_golden_error(n: int, lookups: int, expected_sd: float) -> None:
-    """Bias below 1.2 %, relative deviation as computed in advance, interval right 9 times of 10."""
-    rng = np.random.default_rng(5)
-    found = []
-    for _ in range(250):
-        population = simulate_lookups(n, 20, lookups, rng).estimate(0.0)
-        assert population is not None
-        found.append(population)
-    estimates = [population.estimate for population in found]
-    covered = sum(population.low <= n <= population.high for population in found) / len(found)
-
-    assert abs(statistics.mean(estimates) / n - 1) < 0.02
-    assert statistics.stdev(estimates) / n == pytest.approx(expected_sd, rel=0.2)
-    assert 0.90 <= covered <= 1.0
-
-
-def test_the_interval_holds_the_truth_for_fixed_ids() -> None:
-    """Many lookups over one set of ids: the interval includes the spread of the ids themselves."""
-    rng = random.Random(6)
-    covered = 0
-    for _ in range(60):
-        nodes = [rng.getrandbits(160) for _ in range(200)]
-        estimator = Estimator(20)
-        for _ in range(20):
-            target = rng.getrandbits(160)
-            estimator.observe(sorted((node ^ target) / ID_SPACE for node in nodes)[:20], 0.0)
-        population = estimator.estimate(0.0)
-        assert population is not None
-        covered += population.low <= 200 <= population.high
-
-    assert covered >= 51
-
-
 def test_fewer_than_k_answers_are_an_exact_count() -> None:
     """A lookup that found 7 nodes found all; older lookups no longer count, nor do older counts later."""
     estimator = Estimator(20)
@@ -147,16 +112,3 @@ def test_old_lookups_age_out() -> None:
 
     assert estimator.estimate(119.0) is not None
     assert estimator.estimate(121.0) is None
-
-
-def test_the_zone_count_is_close_to_the_estimate() -> None:
-    """Nodes under a prefix times 2^z: unbiased within 3 % over many lookups."""
-    rng = np.random.default_rng(8)
-    zones = []
-    for _ in range(40):
-        population = simulate_lookups(1000, 20, 20, rng).estimate(0.0)
-        assert population is not None
-        assert population.zone_estimate is not None
-        zones.append(population.zone_estimate)
-
-    assert statistics.mean(zones) == pytest.approx(1000, rel=0.03)

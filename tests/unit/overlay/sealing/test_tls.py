@@ -1,4 +1,4 @@
-"""Mutual TLS between nodes: whose certificate it is, and which handshakes succeed."""
+"""Mutual TLS between nodes: their certificates, whose each is, and which handshakes succeed."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import load_pem_x509_certificates
 from cryptography.x509.oid import NameOID
 
 from p2pnode.overlay.identity import identity_from_seed
@@ -33,6 +34,36 @@ from p2pnode.overlay.sealing.tls import (
 
 KEY, NEXT_KEY = SwarmKey(b"\1" * 32), SwarmKey(b"\2" * 32)
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def test_the_authority_follows_from_key_and_run() -> None:
+    """Two nodes make the same authority, byte for byte; another run or key makes another."""
+    made = [authority(key, run)[1].public_bytes(Encoding.DER) for key in (KEY, NEXT_KEY) for run in ("a", "b")]
+
+    assert authority(KEY, "a")[1].public_bytes(Encoding.DER) == made[0]
+    assert len(set(made)) == 4
+
+
+def test_the_id_of_a_certificate_is_its_keys() -> None:
+    """What is read from a node's certificate is the id of the identity it was made for."""
+    for number in range(20):
+        seed = number.to_bytes(32, "big")
+        certificate = node_certificate(seed, KEY, "tests", NOW)[1]
+
+        assert id_of_certificate(certificate.public_bytes(Encoding.DER)) == identity_from_seed(seed).node_id
+
+
+def test_a_bundle_has_the_authorities_of_all_keys() -> None:
+    """The certificate is under the first key; both authorities are trusted."""
+    bundle = make_bundle(CertificateRequest(b"a" * 32, "tests", [KEY.secret, NEXT_KEY.secret], NOW.timestamp()))
+    (certificate,) = load_pem_x509_certificates(bundle.chain)
+
+    certificate.verify_directly_issued_by(authority(KEY, "tests")[1])
+    assert b"PRIVATE KEY" in bundle.chain
+    assert bundle.authorities == [
+        authority(key, "tests")[1].public_bytes(Encoding.PEM).decode() for key in (KEY, NEXT_KEY)
+    ]
+    assert certificate.not_valid_before_utc < NOW < certificate.not_valid_after_utc
 
 
 def test_a_key_in_the_subject_is_not_taken_for_the_certificates_key() -> None:
