@@ -172,8 +172,9 @@ class StepLoop:
         if self._is_leaving:
             self._note(trained, row)
             return
-        if self._waiter.barrier.synchronous:
-            row["wait_seconds"] = await self._wait_for_others(trained.step)  # then the values have all deltas
+        if self._has_barrier and self._waiter.barrier.synchronous:
+            # Then the values have all deltas.
+            row["wait_seconds"] = await self._waiter.wait(trained.step, self.progress.step_seconds)
         moved_to = await self._steps.pull(row, pushed)
         if moved_to is not None:
             self._trained_step = max(self._trained_step, moved_to)
@@ -184,12 +185,7 @@ class StepLoop:
         if self._waiter.barrier.synchronous:
             await self._end_exchange()
         elif self._has_barrier:
-            self._waited_s = await self._wait_for_others(step)
-
-    async def _wait_for_others(self, step: int) -> float:
-        if not self._has_barrier:
-            return 0.0
-        return await self._waiter.wait(step, self.progress.step_seconds)
+            self._waited_s = await self._waiter.wait(step, self.progress.step_seconds)
 
     async def _end_exchange(self) -> None:
         """Wait until no delta is being exchanged."""

@@ -134,23 +134,20 @@ class PeerSampler:
             )
 
         if self._members.all_known():
-            drawn = draw_distinct(self._known_ids(), count, allowed, self._rng)
+            drawn = draw_distinct(self._members.peers.ids(), count, allowed, self._rng)
         else:
             # A sample takes each peer from another ball, so a pool has a few balls more than the largest sample peers.
             self._balls_wanted = min(MAX_BALLS, max(self._balls_wanted, count + 2))
             self._balls_first = min(self._balls_wanted, max(self._balls_first, math.ceil(2 * count / BALL_NODES) + 2))
             drawn = self.pool.sample(count, allowed, self._rng)
             if len(drawn) < count:  # just joined: the pool is not full yet
-                rest = [node_id for node_id in self._known_ids() if node_id not in drawn]
+                rest = [node_id for node_id in self._members.peers.ids() if node_id not in drawn]
                 drawn += draw_distinct(rest, count - len(drawn), allowed, self._rng)
         return [peer for node_id in drawn if (peer := self._members.peer(node_id)) is not None]
 
     def report(self) -> SamplingReport:
         """The pool."""
         return SamplingReport(len(self.pool.ids()), self.pool.balls, self.pool.oldest_s(self._clock.monotonic()))
-
-    def _known_ids(self) -> list[bytes]:
-        return list(self._members.peers.ids())
 
     # -- services ------------------------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ async def test_a_node_that_starts_again_and_again_leaves_a_bounded_set(
         assert state.version == STARTS
         assert len(state.applied.rows()) == LISTED
         assert not state.knows(first)
-        assert state.may_have_forgotten(first)
+        assert state.applied.may_have_forgotten(first)
     assert [await pushed_again(world, first, repair=repair) for repair in (False, True)] == ["refused late"] * 2
 
     assert value(world) == [expected, expected]

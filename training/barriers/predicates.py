@@ -11,6 +11,7 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from p2pnode.training.settings import BarrierSettings
 
@@ -86,10 +87,6 @@ class Barrier:
         """The step from which a peer satisfies the predicate for sure; None when only the predicate knows."""
         return None if self.staleness is None else mine - self.staleness
 
-    def is_enough(self, mine: int, other: int) -> bool:
-        """Whether a peer at this step satisfies the predicate for sure."""
-        return self.staleness is not None and other >= mine - self.staleness
-
 
 class BarrierNotFound(Exception):
     """`barrier.custom` names nothing that can be called."""
@@ -104,12 +101,8 @@ def make_barrier(settings: BarrierSettings) -> Barrier:
         predicate = quantile_of(_imported(settings.custom), settings.quantile)
         return Barrier(method, predicate, complete=False, samples=True, staleness=None, quantile=settings.quantile)
     lag = 0 if method in ("bsp", "pbsp") else staleness
-
-    def lagging(mine: int, others: Sequence[int]) -> bool:
-        return ssp(mine, others, lag)
-
     complete = method in ("bsp", "ssp")
-    predicate = quantile_of(lagging, settings.quantile)
+    predicate = quantile_of(partial(ssp, staleness=lag), settings.quantile)
     return Barrier(method, predicate, complete=complete, samples=True, staleness=lag, quantile=settings.quantile)
 
 

@@ -106,13 +106,11 @@ class BarrierWaiter:
 
     def _sample(self) -> list[Peer]:
         """A fresh sample, or all members where the barrier looks at all."""
-        if not self.barrier.complete:
-            return self._drawn()
-        return [peer for peer in self._swarm.all_members(self._began_at) if not self._is_excluded(peer.node_id)]
-
-    def _drawn(self) -> list[Peer]:
-        drawn = self._swarm.sample(self.sample_now(), self._began_at)
-        return [peer for peer in drawn if not self._is_excluded(peer.node_id)]
+        if self.barrier.complete:
+            found = self._swarm.all_members(self._began_at)
+        else:
+            found = self._swarm.sample(self.sample_now(), self._began_at)
+        return [peer for peer in found if not self._is_excluded(peer.node_id)]
 
     def sample_now(self) -> int:
         """The sample size β at the present population."""
@@ -126,13 +124,12 @@ class BarrierWaiter:
         if lagging:
             self.queries += len(lagging)
             await self._swarm.query_steps(lagging)
-        now = self._clock.monotonic()
+        now, surely_enough = self._clock.monotonic(), inf if sufficient_step is None else sufficient_step
         found = (self._if_alive(node.node_id, lagging, queried_at, now) for node in sample)
         awaited = [
             peer
             for peer in found
-            if peer is not None
-            and (self.barrier.is_enough(step, peer.step) or self._is_plausible(peer, step_seconds, now))
+            if peer is not None and (peer.step >= surely_enough or self._is_plausible(peer, step_seconds, now))
         ]
         # Where none of the sample counts there is nobody to wait for, and the barrier passes.
         if self.barrier.passes(step, [peer.step for peer in awaited]):

@@ -187,7 +187,7 @@ class Exchange:
 
     def advance(self, step: int) -> None:
         """Record that this node completed a step, and invalidate the swarm view."""
-        self.run.advance(step)
+        self.run.step, self.run.has_begun = step, True
         self.view.invalidate()
 
     async def start(self) -> None:

@@ -124,13 +124,27 @@ class ExchangeRpc:
     # -- own requests -------------------------------------------------------------------------------------------
 
     def request(
-        self, kind: Kind, to: Contact, message: msgspec.Struct, body: Body = ()
+        self,
+        kind: Kind,
+        to: Contact,
+        message: msgspec.Struct,
+        body: Body = (),
+        *,
+        name: str = "",
+        at_least_s: float = 0.0,
     ) -> AbstractAsyncContextManager[ReceivedResponse]:
-        """A request with bodies, given up after a silence that depends on the response times measured so far.
+        """A request with bodies, given up after a silence that depends on the response times measured so far, but of so
+        many seconds at least. `name`: that of its handler; empty: the kind.
 
         The caller retries under the same identity. Raises `TransportError`.
         """
-        return self._send(kind, to, kind, message, body)
+        name, to = name or kind, self._swarm.contact(to.node_id) or to
+        timeout_s = max(at_least_s, self._timeout_s(kind, to.node_id))
+        node, payload = self.score.relay(to.node_id), self.genesis + encode(message)
+        if node and (relay := self._swarm.contact(node)) is not None:
+            sent = self._indirect.request(relay, to, name, payload, body, timeout_s)
+            return _Request(self, kind, to, sent, node)
+        return _Request(self, kind, to, self._swarm.request(to, name, payload, body, timeout_s=timeout_s))
 
     def question(
         self, to: Contact, name: str, message: msgspec.Struct, at_least_s: float = 0.0, body: Body = ()
@@ -138,18 +152,7 @@ class ExchangeRpc:
         """A small request, which a living node answers at once. It is given up after a silence that this peer's
         answers to others make unlikely, but of so many seconds at least: where nothing else waits for the answer, it
         may come from behind a full line. Raises `TransportError`."""
-        return self._send("question", to, name, message, body, at_least_s)
-
-    def _send(
-        self, kind: Kind, to: Contact, name: str, message: msgspec.Struct, body: Body, at_least_s: float = 0.0
-    ) -> _Request:
-        to = self._swarm.contact(to.node_id) or to
-        timeout_s = max(at_least_s, self._timeout_s(kind, to.node_id))
-        node, payload = self.score.relay(to.node_id), self.genesis + encode(message)
-        if node and (relay := self._swarm.contact(node)) is not None:
-            sent = self._indirect.request(relay, to, name, payload, body, timeout_s)
-            return _Request(self, kind, to, sent, node)
-        return _Request(self, kind, to, self._swarm.request(to, name, payload, body, timeout_s=timeout_s))
+        return self.request("question", to, message, body, name=name, at_least_s=at_least_s)
 
     async def ask(
         self, to: Contact, name: str, message: msgspec.Struct, kind: type[A], at_least_s: float = 0.0, body: Body = ()

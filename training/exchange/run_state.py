@@ -89,10 +89,6 @@ class RunState:
         """Move on to a phase; an earlier one than the present changes nothing."""
         self.phase = max(self.phase, phase)
 
-    def advance(self, step: int) -> None:
-        """This node has completed a step, or begins after it."""
-        self.step, self.has_begun = step, True
-
     def pass_barrier(self, step: int) -> None:
         self.passed_step = max(self.passed_step, step)
 

@@ -41,7 +41,7 @@ def surely_short(size: int) -> int:
 
 def is_delta_in_range(values: Vector) -> bool:
     """Whether a delta may be added to anything."""
-    return has_length(values, MAX_LENGTH)
+    return norm_of(values) <= MAX_LENGTH
 
 
 def longest(size: int, reference: float) -> float:

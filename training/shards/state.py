@@ -76,10 +76,6 @@ class ShardState:
             return True
         return bool(self.pending) and any(one.identity == identity for one in self.pending.get(identity.step, ()))
 
-    def may_have_forgotten(self, identity: DeltaId) -> bool:
-        """Whether a delta that the state does not know may be in the value all the same: it is never added."""
-        return self.applied.may_have_forgotten(identity)
-
     def apply(
         self,
         identity: DeltaId,

@@ -192,7 +192,7 @@ class ValueHandler:
             return PushResult.retry(shard, "moving")
         if owned.state.knows(identity):
             return PushResult(shard, "ok")
-        if owned.state.may_have_forgotten(identity):
+        if owned.state.applied.may_have_forgotten(identity):
             return PushResult.refused(shard, "late")
         waiting: list[Waiting] = []
         void: list[tuple[KeyUpdate, str]] = []

@@ -222,7 +222,7 @@ class Ledger:
     def check_state(self, shard: int, whose: str, state: ShardState) -> None:
         """A state has every acknowledged delta, and is the sum of its deltas, each once. One that it does not list any
         more is among those that its version counts, and nobody can tell from new ones."""
-        forgotten = [one for one in self.acknowledged[shard] if state.may_have_forgotten(one)]
+        forgotten = [one for one in self.acknowledged[shard] if state.applied.may_have_forgotten(one)]
         lost = [one for one in self.acknowledged[shard] if not state.knows(one)]
         unlisted = state.version - state.applied.count() if state.applied.before else 0
         lost = [] if len(lost) == len(forgotten) <= unlisted else lost

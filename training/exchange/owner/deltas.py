@@ -215,7 +215,7 @@ class DeltaHandler:
         if owned.moving or self.run.is_closed:
             return PushResult.retry(shard, "moving" if owned.moving else "leaving")
         # Promise 1: it may have been added before.
-        if owned.state.may_have_forgotten(identity):
+        if owned.state.applied.may_have_forgotten(identity):
             return self._validator.refuse(shard, "late")
         # Promise 7: an absurd step changes nothing.
         if push.step > self.view.furthest_step():

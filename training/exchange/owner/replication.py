@@ -205,7 +205,18 @@ class DeltaReplicator:
             incarnation=push.incarnation,
             step=push.step,
             weight=weight,
-            shards=[_head(item, owned, has_it=item.shard not in with_body) for item, owned in pairs],
+            shards=[
+                Forwarded(
+                    item.shard,
+                    owned.term,
+                    owned.state.folded_step,
+                    item.scale,
+                    item.norm or 0.0,
+                    item.shard not in with_body,
+                    item.number,
+                )
+                for item, owned in pairs
+            ],
             momentum=pairs[0][0].momentum,
         )
         self.run.counters.bytes_sent += sum(len(item.encoded) for item in with_body.values())
@@ -257,18 +268,6 @@ class DeltaReplicator:
 
 def _receipt(shard: int, to: Contact, owned: Owned) -> Receipt:
     return shard, to.node_id, owned.term, owned.promised
-
-
-def _head(item: IncomingDelta, owned: Owned, *, has_it: bool) -> Forwarded:
-    return Forwarded(
-        item.shard,
-        owned.term,
-        owned.state.folded_step,
-        item.scale,
-        item.norm or 0.0,
-        has_it,
-        item.number,
-    )
 
 
 @dataclass(eq=False)
@@ -354,5 +353,5 @@ class ForwardHandler:
 
 
 def _decoded_in_range(encoded: Encoded, codec: CodecName, size: int) -> tuple[Vector, bool]:
-    delta = codecs.decoded(encoded, codec, size)
+    delta = codecs.arithmetic(codec).decoded(encoded, size)
     return delta, is_delta_in_range(delta)

@@ -149,7 +149,7 @@ class Resending:
                 not_owned[delta.shard] = None
                 continue
             state, identity = owned.state, DeltaId(node, message.incarnation, delta.step)
-            may_have = state.knows(identity) or state.may_have_forgotten(identity)
+            may_have = state.knows(identity) or state.applied.may_have_forgotten(identity)
             # The value that the era began with may include deltas from before, which the state does not list.
             if not may_have and delta.base_step >= state.era_step:
                 lacking.append(place)
