@@ -32,6 +32,7 @@ from p2pnode.training.trainer_link.engine_messages import (
     EngineReady,
     EngineSaid,
     MembersFound,
+    TaskCounts,
 )
 from p2pnode.training.values.client import key_order
 from p2pnode.training.values.encoding import Key, decode_key, decode_value, encode_key, encode_value
@@ -173,6 +174,10 @@ class EngineDaemon:
     def run(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Run this in the daemon's thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def tasks(self) -> TaskCounts | None:
+        """What the script has said of its tasks."""
+        return self._service.tasks
 
     def release(self) -> None:
         """The node leaves."""

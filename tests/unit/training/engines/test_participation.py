@@ -139,24 +139,6 @@ async def test_one_that_has_finished_does_not_wait_for_the_next_run_of_another()
 
 
 @run_by(run)
-async def test_one_whose_script_has_ended_waits_for_those_that_have_finished_alone() -> None:
-    """Where another is at work that one stays; the wait is no longer than allowed."""
-    loop, swarm = asyncio.get_running_loop(), Swarm(peer(Activity.FINISHED))
-    part, _, _ = part_of(swarm, min_nodes=1)
-
-    async def stayed_s() -> float:
-        began_s = loop.time()
-        await part.stay(20.0)
-        return loop.time() - began_s
-
-    assert await stayed_s() == pytest.approx(20.0)
-    swarm.peers.append(peer(Activity.TRAINING))
-    assert await stayed_s() == 0.0
-    swarm.peers = []
-    assert await stayed_s() == 0.0
-
-
-@run_by(run)
 async def test_the_others_are_a_sample_or_all() -> None:
     """And a node alone is one worker."""
     swarm = Swarm(peer(Activity.TRAINING, 3, b"a"), peer(Activity.TRAINING, 4, b"b"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from p2pnode.training.engines.program import Context, Program, VerbFailed
+from p2pnode.training.engines.program import Context, Program
 from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.stories import run_by
 from tests.harness.swarms.peer_engine_swarm import PeerWorld
@@ -41,20 +41,6 @@ async def value_of(world: PeerWorld, key: str) -> Any:
     found = await world.store.get(key)
     assert found is not None
     return found.value
-
-
-@pytest.mark.parametrize("method", ["asp", "bsp", "ssp", "pbsp", "pssp"])
-@run_by(run)
-async def test_every_update_is_in_the_values(method: str) -> None:
-    """Under each barrier all nodes do all their steps, and each update is in the values once."""
-    world = PeerWorld(5, method, min_nodes=3)
-    programs = [Counting(8) for _ in range(3)]
-    for number, program in enumerate(programs):
-        await world.start(number, program, step_s=0.05 * (1 + number))
-    assert await all_of(world) == [8, 8, 8]
-    parts = [await value_of(world, str(key)) for key in await world.store.keys()]
-    assert sorted(parts)[-1] == 24
-    assert sum(parts) == 48
 
 
 @run_by(run)
@@ -108,29 +94,6 @@ def test_a_barrier_of_the_program_replaces_that_of_the_settings() -> None:
         return largest
 
     assert 1 <= run(play()) <= 2
-
-
-@pytest.mark.parametrize("verb", ["schedule", "push", "stop", "barrier"])
-@run_by(run)
-async def test_after_an_error_the_node_takes_no_part_and_may_begin_again(verb: str) -> None:
-    """An error of a function names it and ends the run of its node alone; the others go on, and it can start again."""
-
-    class Failing(Counting):
-        fails = True
-
-    def failing(self: Failing, ctx: Context, *rest: Any) -> Any:
-        if self.fails and ctx.step == 2:
-            raise OSError("no more")
-        return True if verb == "barrier" else getattr(Counting, verb)(self, ctx, *rest)
-
-    setattr(Failing, verb, failing)
-    world = PeerWorld(10, "pssp", min_nodes=2)
-    good, bad = await world.start(0, Counting(30), 0.05), await world.start(1, Failing(30), 0.05)
-    with pytest.raises(VerbFailed, match=rf"^{verb}.* failed at node {bad.node_id[:8]} in step 2: OSError: no more"):
-        await world.runs.pop(1)
-    bad.verbs._program.fails = False  # type: ignore[attr-defined]
-    assert await bad.run() == 30
-    assert (await world.runs[0], good.ctx.step) == (30, 30)
 
 
 def test_nobody_waits_for_a_node_between_two_runs() -> None:

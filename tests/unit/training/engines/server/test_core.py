@@ -5,10 +5,12 @@ Which updates count, and what the next server takes over: tests/property/test_pa
 
 import random
 
+import pytest
+
 from p2pnode.training.dispatch.answers import QueueRules
 from p2pnode.training.engines.server.acceptance import Contribution, EachAtOnce, Quota, ServerOptions, WholeStep
 from p2pnode.training.engines.server.core import ServerCore
-from p2pnode.training.engines.server.record import ServerRecord
+from p2pnode.training.engines.server.record import Pending, ServerRecord, Takeover, WorkerProgress
 from p2pnode.training.engines.server.tasks import TaskLeases
 
 A, B = b"a", b"b"
@@ -128,3 +130,22 @@ def test_a_refused_update_leaves_the_task_until_the_budget_is_spent():
     assert tasks.of(b"b").errors == 1
     assert tasks.refuse(tasks.of(b"b"), 3)  # the next worker has the whole count again
     assert tasks.held(b"a", lease.task, 1) is None  # the former holder has nothing to say
+
+
+@pytest.mark.parametrize("dead", [A, B])
+def test_what_died_with_its_worker_is_no_step_of_it(dead):
+    """The rest of the commit of a dead server is made again, at its places: owners know by these what they have."""
+    names = {A: (7, 1), B: (8, 2)}
+    living = B if dead == A else A
+    record = ServerRecord(
+        version=10,
+        workers=[WorkerProgress(A, 5), WorkerProgress(B, 5)],
+        pending=[Pending(worker, 6, name) for worker, name in names.items()],
+        pending_version=12,
+    )
+    takeover = Takeover(record)
+    takeover.heard(living, [Contribution(living, *names[living], 6, 10, [("w", 1.0)])], 10)
+    takeover.gone(dead)
+    assert takeover.commit(EachAtOnce()).stamps == ((11,) if living == A else (12,))
+    assert [one.worker for one in takeover.lost] == [dead]
+    assert {one.worker: one.step for one in takeover.settled().workers} == {living: 6, dead: 5}

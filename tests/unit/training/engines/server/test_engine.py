@@ -20,7 +20,7 @@ from p2pnode.training.engines.server.engine import ParameterServer
 from p2pnode.training.engines.server.program import ServerVerbs, UpdatesLost
 from p2pnode.training.engines.server.record import RECORD_KEY, Pending, ServerRecord, encode_record
 from p2pnode.training.engines.server.worker import run_worker
-from p2pnode.training.trainer_link.engine_messages import MembersFound
+from p2pnode.training.trainer_link.engine_messages import MembersFound, TaskCounts
 from tests.harness.stubs.engine_daemon import NODE_ID, EngineDaemon, engine_daemon
 from tests.harness.swarms.server_swarm import TableSurroundings
 
@@ -135,7 +135,8 @@ def test_without_a_task_a_run_may_end_at_once(engine_daemon: EngineDaemon, engin
 def test_tasks_go_to_the_worker_and_updates_into_the_values(
     engine_daemon: EngineDaemon, engine: ParameterServer
 ) -> None:
-    """A key comes with its value, or None, and a pair as it is; every update counts once, also in a second run."""
+    """A key comes with its value, or None, and a pair as it is; every update counts once, also in a second run. The
+    status has the end of each run at once."""
     seen: list[Any] = []
     counting(engine)
 
@@ -148,6 +149,7 @@ def test_tasks_go_to_the_worker_and_updates_into_the_values(
     assert worker.result(10.0) == 3
     assert engine.get("n") == (6, 3)
     assert seen == [(step, 1, [("n", 2 * (step - 1) or None), ("by", 2)]) for step in (1, 2, 3)]
+    assert engine_daemon.tasks() == TaskCounts(3, 1, given=3, done=3, held=0, waiting=0, again=0, refused=0)
 
     engine.register_stop(lambda ctx: ctx.version >= 5)
     worker = works(engine_daemon, push, run=2)
