@@ -197,18 +197,21 @@ Stop = TypeVar("Stop", bound=Callable[[Context], bool])
 class Verbs:
     """The functions of one program. Each `register_…` is a decorator too, and returns its function."""
 
+    #: Its methods are the defaults.
+    defaults: type[Any] = Program
+
     def __init__(self) -> None:
-        self._program = Program()
+        self._program = self.defaults()
         self.barrier: Callable[[Context], bool] | None = None
         self.reducer: Reducer = "replace"
         self._named: dict[str, Callable[..., Any]] = {}
 
-    def use(self, program: Program) -> None:
+    def use(self, program: Any) -> None:
         """Take all verbs from a program; what was registered before is forgotten."""
         self._program = program
         self._named.clear()
-        self.barrier = None if type(program).barrier is Program.barrier else program.barrier
-        self.reducer = program.reducer if type(program).pull is Program.pull else "pull"
+        self.barrier = None if type(program).barrier is self.defaults.barrier else program.barrier
+        self.reducer = program.reducer if type(program).pull is self.defaults.pull else "pull"
 
     def register_schedule(self, function: Schedule) -> Schedule:
         """Use `function(ctx) -> keys` as `schedule`."""

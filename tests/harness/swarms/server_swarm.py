@@ -18,6 +18,7 @@ from p2pnode.training.engines.server.engine import run_server
 from p2pnode.training.engines.server.program import ServerPull, ServerVerbs
 from p2pnode.training.engines.server.record import RECORD_KEY, decode_record
 from p2pnode.training.engines.server.worker import run_worker
+from p2pnode.training.engines.values_link import immediate
 from p2pnode.training.trainer_link.engine_messages import MembersFound, NotAnswered, TaskCounts
 from p2pnode.training.values.encoding import Key
 from p2pnode.training.values.store import NewValue, ScriptGone, Stamped, StoreUnavailable, ValueUpdate
@@ -274,15 +275,6 @@ class WorldSurroundings:
 
     def worker_num(self) -> int:
         return len(self._node.world.live(server=False))
-
-
-def immediate(work):
-    """The result of a coroutine that never suspends."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        return done.value
-    raise AssertionError("the store in memory has suspended")
 
 
 def hash_of(key: Key) -> int:

@@ -106,16 +106,7 @@ class ServerProgram:
 class ServerVerbs(Verbs):
     """The functions of one program. Each `register_…` is a decorator too, and returns its function."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._program: Any = ServerProgram()
-
-    def use(self, program: Any) -> None:
-        """Take all verbs from a program; what was registered before is forgotten."""
-        self._program = program
-        self._named.clear()
-        self.barrier = None if type(program).barrier is ServerProgram.barrier else program.barrier
-        self.reducer = program.reducer if type(program).pull is ServerProgram.pull else "pull"
+    defaults = ServerProgram
 
     def register_schedule(self, function: Callable[..., Any]) -> Any:
         """Use `function(ctx, workers) -> {worker: keys}` as `schedule`."""
