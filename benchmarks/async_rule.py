@@ -35,7 +35,7 @@ import torch
 
 from benchmarks.record import NotMeasured, Outcome, Series
 from benchmarks.virtual_worker import ADDED, LATE, VirtualWorker, initial, metrics_of
-from p2pnode.training.barriers.predicates import Barrier, make_barrier
+from p2pnode.training.barriers.predicates import Barrier, BarrierNotFound, make_barrier
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.encoding.table import LEAST_LOSSY, CodecName
 from p2pnode.training.settings import BarrierSettings, ExchangeSettings
@@ -92,7 +92,7 @@ def way_of(text: str) -> Way:
     """`"pssp 1/0 late=0.5"`; the rule is the default unless given. Raises `NotMeasured`. Pure."""
     words, usual = text.split(), ExchangeSettings()
     try:
-        settings = msgspec.convert({"method": words[0]}, BarrierSettings)
+        settings = BarrierSettings(method=words[0])
         rule = Rule(usual.outer_lr, usual.outer_momentum)
         options: dict[str, float] = {}
         for word in words[1:]:
@@ -103,9 +103,9 @@ def way_of(text: str) -> Way:
                 name, value = word.split("=")
                 names = ("late", *SCENE_NAMES)
                 options[names[names.index(name)]] = float(value)
-    except (ValueError, IndexError, msgspec.ValidationError) as error:
+        barrier = make_barrier(settings)
+    except (ValueError, IndexError, BarrierNotFound) as error:
         raise NotMeasured(f'--ways "{text}" is no barrier with a rule and options ({error})') from error
-    barrier = make_barrier(settings)
     if barrier.synchronous and "late" in options:
         raise NotMeasured(f'--ways "{text}": under bsp all nodes begin a step with the same values')
     if not 0.0 <= options.get("late", LATE) <= 1.0:

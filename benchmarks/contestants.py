@@ -172,7 +172,6 @@ def exchange_settings(way: Way) -> ExchangeSettings:
         pull_codec=pull,  # type: ignore[arg-type]
         replicas=way.replicas,
         shards=SHARDS,
-        tenure_s=0.0,  # the shards come to where they belong before anything is timed
     )
 
 

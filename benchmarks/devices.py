@@ -105,7 +105,6 @@ def _swarm(task: str, data_dir: str, nodes: int, devices: str, settings: Devices
         eval_steps=STEPS,
         checkpoint_s=0.0,
         linger_s=RUN_S,
-        hang_s=60.0,
     )
     with daemons() as group:
         running: list[Daemon] = []

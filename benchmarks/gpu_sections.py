@@ -29,7 +29,7 @@ from torch import nn
 from benchmarks.daemons import Daemon, Daemons, daemons, status, wait_until
 from benchmarks.record import ROOT
 from benchmarks.tasks import GptOptions, gpt
-from p2pnode.training.settings import DevicesSettings, TrainingSettings
+from p2pnode.training.settings import TrainingSettings
 from p2pnode.training.supervisor.gpu_monitor import GpuMonitor
 from p2pnode.training.tasks.task import read_options
 from p2pnode.training.trainer.lazy_dynamo import import_later
@@ -303,7 +303,7 @@ def run_ahead(place: Place) -> None:
     name = place.device.type if place.tiny else str(place.device)
     with daemons() as group:
         training = _training(options, place, device=[name] * 2, threads=1)
-        node = group.start(training, devices=DevicesSettings(merge="memory"))
+        node = group.start(training)
         found = wait_until(node, lambda found: found["step"] >= 4, what="training", within_s=90)
     steps = [device["optimizer_steps"] for device in found["devices"]]
     say(

@@ -1,6 +1,6 @@
 """Record files that a master leases to the nodes task by task: three passes over them, and every record is counted.
 
-    p2pnode run --set dispatch.source=master --set dispatch.serve=true --set 'dispatch.records=["squares-*.recordio"]' --set dispatch.passes=3 -- python examples/records.py --make
+    p2pnode run --set dispatch.source=master --set node.role=peer+master --set 'dispatch.records=["squares-*.recordio"]' --set dispatch.passes=3 -- python examples/records.py --make
 
 Start it on every machine, in a folder of its own; a joiner adds `--bootstrap HOST:PORT` or `--invite FILE`. The first
 node serves the queue (docs/dispatch.md). `--make` writes the files, the same on every machine.

@@ -75,9 +75,7 @@ class Overlay:
         self._stopped = False
         self._server = SwarmServer(identity, settings, environment)
         self._protocol = protocol = self._server.protocol
-        self._membership = membership = Membership(
-            local.heartbeat, settings.k, protocol, settings.liveness, environment
-        )
+        self._membership = membership = Membership(local.heartbeat, settings.k, protocol, environment)
         self._members = members = membership.members
         self._detector = members.detector
         self._responder = Responder(membership, protocol)

@@ -1,4 +1,4 @@
-"""The settings of the overlay: sections `[node]`, `[swarm]` and `[liveness]` of `node.toml`.
+"""The settings of the overlay: sections `[node]` and `[swarm]` of `node.toml`.
 
 Defaults, ranges and one-line explanations are defined only here; `node.toml` and `docs/config.md` are generated from
 them.
@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Meta
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
 
 
 class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -27,10 +26,10 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         ),
     ] = ""
     role: Annotated[
-        Literal["peer", "server", "master"],
+        Literal["peer", "server", "master", "peer+master"],
         Meta(
             description='"peer" trains and may own shards; "server" owns the values of a parameter server, and is a '
-            '"peer" in other runs; "master" only serves the queue of records ([dispatch]).',
+            '"peer" in other runs; "master" only serves the queue of records ([dispatch]), "peer+master" does both.',
         ),
     ] = "peer"
     host: Annotated[
@@ -93,22 +92,6 @@ class SwarmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ] = "off"
 
 
-class LivenessSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How fast an unresponsive peer is detected (SWIM with Lifeguard's local health)."""
-
-    probe_interval_s: Annotated[
-        float,
-        Meta(
-            ge=0.5,  # a probe ends before the next one begins
-            description="Seconds between liveness probes; peers that share shards with this node get one every round.",
-        ),
-    ] = 1.0
-    suspicion_s: Annotated[
-        PositiveFloat,
-        Meta(description="Seconds a suspected peer has to answer before it counts as dead."),
-    ] = 3.0
-
-
 @dataclass(frozen=True)
 class OverlaySettings:
     """All settings of one overlay. `k` and `alpha` are Kademlia's constants, as in its paper; no file sets them.
@@ -116,7 +99,6 @@ class OverlaySettings:
 
     node: NodeSettings
     swarm: SwarmSettings
-    liveness: LivenessSettings
     k: int = 20
     alpha: int = 3
     version: str = ""

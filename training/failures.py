@@ -16,15 +16,17 @@ WINDOW_S = 86400.0
 #: Failures remembered: with pauses of 30 s between starts a day has fewer.
 MAX_KEPT = 4096
 
+#: Most restarts after failures that count together.
+MAX_RESTARTS = 4
+
 #: Before a restart.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 
 
 class Failures:
-    """Of one trainer. `max_restarts`: `training.max_restarts`. Times are monotonic seconds."""
+    """Of one trainer. Times are monotonic seconds."""
 
-    def __init__(self, max_restarts: int) -> None:
-        self._max_restarts = max_restarts
+    def __init__(self) -> None:
         self._kept: deque[tuple[float, str]] = deque(maxlen=MAX_KEPT)
         self._since_step = 0
 
@@ -44,7 +46,7 @@ class Failures:
 
     def are_too_many(self, count: int) -> bool:
         """Whether so many failures end the trainer."""
-        return count > self._max_restarts
+        return count > MAX_RESTARTS
 
     def pause_s(self, failure: TrainerFailed, count: int) -> float:
         """How long to wait before the start that follows this failure, the last of so many. Raises `TrainerFailed` if
@@ -52,6 +54,6 @@ class Failures:
         if failure.fatal:
             raise failure
         if self.are_too_many(count):
-            reason = f"{failure.reason} (it has failed {count} times: training.max_restarts)"
+            reason = f"{failure.reason} (it has failed {count} times)"
             raise TrainerFailed(reason, failure.hint, fatal=True) from failure
         return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (count - 1))

@@ -23,7 +23,7 @@ _BYTES = in_words([f"{codec.bytes_per_value:.2g}" for codec in CODECS.values()],
 _CHANGES = in_words([name for name, codec in CODECS.items() if not codec.is_whole], "and")
 _PARTIAL = in_words([name for name, codec in CODECS.items() if codec.is_partial], "or")
 
-BarrierMethod = Literal["asp", "bsp", "ssp", "pbsp", "pssp", "custom"]
+BarrierMethod = Literal["asp", "bsp", "ssp", "pbsp", "pssp"]
 
 
 class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -95,18 +95,10 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         Seconds,
         Meta(description="After SIGTERM or `p2pnode leave` a training script has this long to end by itself."),
     ] = 10.0
-    max_restarts: Annotated[
-        Count,
-        Meta(
-            description="Most restarts of a trainer after failures that have the same cause within a day, or that "
-            "have no completed step between them."
-        ),
-    ] = 4
     checkpoint_s: Annotated[
         Seconds,
         Meta(description="Seconds between checkpoints; one more is written on leaving; 0: never."),
     ] = 60.0
-    keep_checkpoints: Annotated[PositiveCount, Meta(description="Checkpoints kept.")] = 2
     export: Annotated[
         str,
         Meta(
@@ -114,14 +106,6 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "state directory; empty: none."
         ),
     ] = "model.safetensors"
-    hang_s: Annotated[
-        Seconds,
-        Meta(
-            description="A trainer that sends nothing for this long, and for four of its steps, is stalled: barriers "
-            "skip the node. It is restarted after 30 times this long if it uses no processor time, else after 360 "
-            "times."
-        ),
-    ] = 10.0
     tracker: Annotated[
         str,
         Meta(
@@ -152,13 +136,6 @@ class DevicesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "trainers move towards the trainer with the lowest loss."
         ),
     ] = "average"
-    merge: Annotated[
-        Literal["auto", "memory", "collective"],
-        Meta(
-            description="How trainers exchange values in a distributed step. memory: through shared memory; "
-            "collective: through torch.distributed; auto: collective if each trainer has its own GPU, else memory."
-        ),
-    ] = "auto"
     coordination: Annotated[
         Literal["none", "global"],
         Meta(
@@ -180,10 +157,10 @@ class BarrierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """When a node may start its next step."""
 
     method: Annotated[
-        BarrierMethod,
+        str,
         Meta(
-            description="asp never waits; bsp and ssp look at all peers, pbsp and pssp at a sample; custom calls "
-            "barrier.custom."
+            description="asp never waits; bsp and ssp look at all peers, pbsp and pssp at a sample. Or your own "
+            '"package.module:function", called with (mine, others) → bool.'
         ),
     ] = "pssp"
     sample: Annotated[
@@ -198,19 +175,11 @@ class BarrierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         float,
         Meta(gt=0, le=1, description="Share of the compared peers that must have completed enough steps; 1: all."),
     ] = 1.0
-    custom: Annotated[
-        str,
-        Meta(description='With method = "custom": "package.module:function", called with (mine, others) → bool.'),
-    ] = ""
 
 
 class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How deltas are merged into one model."""
 
-    enabled: Annotated[
-        bool,
-        Meta(description="False: this node trains alone, nothing is pushed or pulled. For comparison only."),
-    ] = True
     codec: Annotated[
         CodecSetting,
         Meta(
@@ -264,21 +233,10 @@ class ExchangeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         float,
         Meta(ge=0, lt=1, description="Outer momentum (Delayed Nesterov); a higher one learns worse with Adam."),
     ] = 0.5
-    value_bytes: Annotated[
-        PositiveCount,
-        Meta(
-            description="Most bytes of named values (of engines) that this node owns; it refuses updates that need "
-            "more. The backups of these values need the same memory on other nodes."
-        ),
-    ] = 512 * 1024 * 1024
     robust: Annotated[
         Literal["", "clip"],
         Meta(description="Protection from members that send wrong deltas. clip: shorten long deltas; empty: none."),
     ] = ""
-    tenure_s: Annotated[
-        Seconds,
-        Meta(description="An owner keeps a shard at least this long before it hands it to a better placed node."),
-    ] = 30.0
     log_seconds: Annotated[
         Seconds,
         Meta(description="A network partition of at most this length loses no delta; 0: no partition is repaired."),
@@ -308,12 +266,6 @@ class DispatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             description="RecordIO files, as names or patterns below training.data_dir; all nodes give the same names.",
         ),
     ] = []
-    serve: Annotated[
-        bool,
-        Meta(
-            description='True: this node trains and is a master too. node.role = "master": a master that never trains.'
-        ),
-    ] = False
     store: Annotated[
         str,
         Meta(
@@ -321,7 +273,6 @@ class DispatchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             '"etcd://host:port,host:port/prefix"; with etcd, further masters may wait to take over.'
         ),
     ] = "sqlite"
-    chunks_per_task: Annotated[PositiveCount, Meta(description="Chunks of a RecordIO file in one task.")] = 10
     passes: Annotated[Count, Meta(description="The run ends after this many passes over the records; 0: never.")] = 0
     shuffle: Annotated[
         bool,

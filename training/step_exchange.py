@@ -98,7 +98,7 @@ class StepExchange:
         pushed = PushReport()
         if not report.is_finite:
             pushed = PushReport(refused={"not_finite": len(self._exchange.store.bounds)})
-        elif self._settings.enabled:
+        else:
             weight = row["weight"] = self._weight(step, trained.samples)
             pushed = await self._exchange.push(
                 step,
@@ -109,10 +109,6 @@ class StepExchange:
                 train_s=report.seconds,
                 is_last=trained.is_last,
             )
-        else:
-            self._trainer.encoded()
-            if not self._exchange.add_alone(self._trainer.delta):
-                pushed = PushReport(refused={"not_finite": 1})
         row |= {
             "acknowledged": pushed.acknowledged,
             "refused": pushed.refused,
@@ -139,13 +135,11 @@ class StepExchange:
         step = row["step"]
         base_step, awaited_from = await self._step_of_others()
         self._pulled_s = self._clock.monotonic()
-        keeps_base: set[int] = set()
-        if self._settings.enabled:
-            pulled = await self._exchange.pull(step, self._trainer.delta)
-            row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
-            # No owner adds a refused or returned delta: an unchanged value is taken then.
-            unchanged = set(pulled.unchanged) - pushed.refused_shards - set(pushed.returned)
-            keeps_base = self._keeps_base(pulled.missing, unchanged)
+        pulled = await self._exchange.pull(step, self._trainer.delta)
+        row |= {"pulled": pulled.changed, "pull_missing": len(pulled.missing)}
+        # No owner adds a refused or returned delta: an unchanged value is taken then.
+        unchanged = set(pulled.unchanged) - pushed.refused_shards - set(pushed.returned)
+        keeps_base = self._keeps_base(pulled.missing, unchanged)
         # An owner may publish a value from before it added the delta. Then the trainer adds the delta to that value.
         adds_delta = self._older_than(pushed.versions) - keeps_base
         is_caught_up = fell_behind(step, base_step, self.base_step, self._exchange.stale_limit, awaited_from)
@@ -196,9 +190,8 @@ class StepExchange:
         step = max(self._progress.step, self._exchange.view.median_step())
         self._pulled_s = self._clock.monotonic()
         self._advance(step)
-        if self._settings.enabled:
-            pulled = await self._exchange.pull(step)
-            await self._trainer.arrived(step, self._ranges(self._keeps_base(pulled.missing, pulled.unchanged)))
+        pulled = await self._exchange.pull(step)
+        await self._trainer.arrived(step, self._ranges(self._keeps_base(pulled.missing, pulled.unchanged)))
         self.base_step = step
 
     async def _step_of_others(self) -> tuple[int, int | None]:
@@ -209,7 +202,7 @@ class StepExchange:
         """
         view = self._exchange.view
         idle_s = self._clock.monotonic() - self._pulled_s
-        if not self._settings.enabled or not was_away(idle_s, self._progress.step_seconds):
+        if not was_away(idle_s, self._progress.step_seconds):
             return view.median_step(), None
         median = view.median_step_of_those_heard(await self._waiter.ask())
         return median, self._waiter.barrier.enough(median)

@@ -65,7 +65,6 @@ class StepLoop:
         self._trainer = trainer
         self._waiter = waiter
         self._training = training
-        self._has_barrier = settings.enabled
         self._clock = environment.clock
         self._log = environment.log
         self.progress = progress
@@ -109,7 +108,7 @@ class StepLoop:
         #: Steps in a row whose delta was refused because it is not finite, and whether the trainer is to begin anew.
         self._not_finite, self._is_spoilt = 0, False
         self._records: RecordsInTurns | None = None
-        self._failures = Failures(training.max_restarts)
+        self._failures = Failures()
         self._crash_loops = False
         self._on_trained: Callable[[Vector], None] = lambda _delta: None
 
@@ -172,7 +171,7 @@ class StepLoop:
         if self._is_leaving:
             self._note(trained, row)
             return
-        if self._has_barrier and self._waiter.barrier.synchronous:
+        if self._waiter.barrier.synchronous:
             # Then the values have all deltas.
             row["wait_seconds"] = await self._waiter.wait(trained.step, self.progress.step_seconds)
         moved_to = await self._steps.pull(row, pushed)
@@ -184,7 +183,7 @@ class StepLoop:
         """The trainer stands still until this returns."""
         if self._waiter.barrier.synchronous:
             await self._end_exchange()
-        elif self._has_barrier:
+        else:
             self._waited_s = await self._waiter.wait(step, self.progress.step_seconds)
 
     async def _end_exchange(self) -> None:

@@ -26,8 +26,7 @@ from p2pnode.overlay.waits import DEVIATIONS, RoundTrips
 
 #: A timer that fires this late shows that this node's loop was busy: the wait is extended once.
 EXCUSABLE_LAG_S = 0.05
-#: Longest wait for the answer to a direct probe; the measured round trip shortens it. No `liveness.probe_interval_s` is
-#: shorter.
+#: Longest wait for the answer to a direct probe; the measured round trip shortens it.
 PROBE_TIMEOUT_S = 0.5
 #: Tries that wait for answers at one time; a thousand peers asked at once are far below it, a flood is not.
 MAX_OUTSTANDING = 8192

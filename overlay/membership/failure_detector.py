@@ -9,7 +9,7 @@ own probes unanswered, and any message of the member itself ends the suspicion. 
 pings who said so. So nobody refutes anything, and gossip carries no counts. A node whose own event loop lags extends
 every deadline by the lag, and all its time-outs.
 
-By default a watched member that crashed is detected within 6 s. It is fresh for 0.5 s, the next round comes within 1 s,
+A watched member that crashed is detected within 6 s. It is fresh for 0.5 s, the next round comes within 1 s,
 and both pings take 0.5 s. The suspicion takes 3 s and its last probe 0.5 s. Pure.
 """
 
@@ -25,10 +25,14 @@ from p2pnode.overlay.kademlia.calls import PROBE_TIMEOUT_S
 from p2pnode.overlay.kademlia.messages import Gossip, MemberState
 from p2pnode.overlay.membership.network import Network
 from p2pnode.overlay.membership.probe_order import ProbeOrder
-from p2pnode.overlay.settings import LivenessSettings
 
 #: `MemberState(n)` as a table, because every datagram may carry four.
 _STATES = tuple(MemberState)
+#: Seconds between two rounds of probes; a watched member gets one in every round. Longer than `PROBE_TIMEOUT_S`, so
+#: that a probe ends before the next one begins.
+PROBE_INTERVAL_S = 1.0
+#: Seconds a suspected member has to answer before it counts as dead.
+SUSPICION_S = 3.0
 #: A member that sent something within this share of the probe interval needs no probe.
 FRESH_SHARE = 0.5
 #: Peers asked to probe an unresponsive one before it is suspected (SWIM's k).
@@ -115,7 +119,6 @@ class FailureDetector:
         self,
         own_id: bytes,
         incarnation: int,
-        settings: LivenessSettings,
         rng: random.Random,
         now: float,
         network: Network,
@@ -124,7 +127,6 @@ class FailureDetector:
         """`on_change` gets each change of a member, and its reason."""
         self.own_id = own_id
         self.incarnation = incarnation
-        self.settings = settings
         self.health = LocalHealth()
         self.leaving = False
         self._rng = rng
@@ -139,7 +141,7 @@ class FailureDetector:
         self._deadlines: list[tuple[float, bytes]] = []  # a heap; those of suspicions that have ended stay until then
         self._order = ProbeOrder(own_id, rng)
         self._watched: dict[bytes, None] = {}
-        self._next_round = now + settings.probe_interval_s * rng.random()
+        self._next_round = now + PROBE_INTERVAL_S * rng.random()
         self._planned = self._next_round
         self._next_purge = now
 
@@ -295,7 +297,7 @@ class FailureDetector:
         for node_id, silent_s in silent:
             self._remove(node_id, now, MemberState.DEAD, f"suspected for {silent_s:.1f} s and silent", at_once=True)
         if now >= self._next_round:
-            self._next_round = now + self.settings.probe_interval_s
+            self._next_round = now + PROBE_INTERVAL_S
             probes += self._begin_round(now)
             if now >= self._next_purge or len(self._removed) > MAX_REMEMBERED:
                 self._next_purge = now + PURGE_INTERVAL_S
@@ -321,11 +323,11 @@ class FailureDetector:
         """Whether twice its time has passed, and its last probe too: of hundreds of suspects each waits long for its
         turn, and some of them may be alive."""
         pause_s = PROBE_TIMEOUT_S * self.stretch
-        return now >= member.since + 2 * self.settings.suspicion_s and now - member.probed >= pause_s
+        return now >= member.since + 2 * SUSPICION_S and now - member.probed >= pause_s
 
     def _begin_round(self, now: float) -> list[bytes]:
         """Whom to probe now."""
-        stale = now - FRESH_SHARE * self.settings.probe_interval_s
+        stale = now - FRESH_SHARE * PROBE_INTERVAL_S
         due = dict.fromkeys(node_id for node_id in self._watched if self._is_due(node_id, stale))
         due |= dict.fromkeys(self._suspects_in_turn(stale))
         due |= dict.fromkeys(self._order.next_due(self._members, lambda node_id: self._is_due(node_id, stale)))
@@ -363,7 +365,7 @@ class FailureDetector:
             return
         elif kind is MemberState.LEFT and sender == news.node_id:
             self.on_leave(news.node_id, now)
-        elif now - member.heard >= self.settings.probe_interval_s:
+        elif now - member.heard >= PROBE_INTERVAL_S:
             self._doubt(news, kind, member, now)
 
     def _on_accusation(self, news: Gossip, sender: bytes, now: float) -> None:
@@ -371,7 +373,7 @@ class FailureDetector:
         removed this node already verifies it."""
         if self.leaving or news.incarnation != self.incarnation or news.kind == MemberState.ALIVE:
             return
-        if now - self._accused >= self.settings.probe_interval_s:
+        if now - self._accused >= PROBE_INTERVAL_S:
             self._accused = now
             self.health.worsen()
         self.request_probe(sender, now)
@@ -431,7 +433,7 @@ class FailureDetector:
         member.state = MemberState.SUSPECT
         member.since = now
         self._suspects[node_id] = None
-        self._set_deadline(node_id, now + self.settings.suspicion_s)
+        self._set_deadline(node_id, now + SUSPICION_S)
         self._on_change(node_id, "suspect", reason)
 
     def _remove(self, node_id: bytes, now: float, state: MemberState, reason: str, *, at_once: bool = False) -> None:

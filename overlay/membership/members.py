@@ -30,7 +30,6 @@ from p2pnode.overlay.membership.identity_conflict import IdentityConflicts, is_c
 from p2pnode.overlay.membership.network import Network
 from p2pnode.overlay.membership.stream_movement import StreamMovement
 from p2pnode.overlay.peers import Activity, Contact, Heartbeat, Peer, PeerChange, PeerTable
-from p2pnode.overlay.settings import LivenessSettings
 from p2pnode.overlay.transport import RequestStream
 
 #: More peers than this are not inserted: a table need not hold every node, and an attacker can invent any number.
@@ -89,7 +88,6 @@ class MemberList:
         own: Heartbeat,
         table: ContactTable,
         k: int,
-        settings: LivenessSettings,
         environment: Environment,
         network: Network,
     ) -> None:
@@ -98,7 +96,6 @@ class MemberList:
         self.detector = FailureDetector(
             own.node_id,
             own.incarnation,
-            settings,
             environment.entropy.random,
             environment.clock.monotonic(),
             network,

@@ -30,11 +30,10 @@ from p2pnode.overlay.kademlia.messages import (
     pack_contact,
 )
 from p2pnode.overlay.kademlia.protocol import SwarmProtocol
-from p2pnode.overlay.membership.failure_detector import FRESH_SHARE
+from p2pnode.overlay.membership.failure_detector import FRESH_SHARE, PROBE_INTERVAL_S
 from p2pnode.overlay.membership.members import MemberList
 from p2pnode.overlay.peers import Contact, Heartbeat, PeerChange, heartbeat_of
 from p2pnode.overlay.rate_limits import RateLimit, TokenBucket
-from p2pnode.overlay.settings import LivenessSettings
 
 #: A death, or a change of this node's activity, is sent to this many at once; the others receive it as gossip.
 BROADCAST_MAX_PEERS = 20
@@ -64,12 +63,10 @@ class Membership:
         own: Heartbeat,
         k: int,
         protocol: SwarmProtocol,
-        settings: LivenessSettings,
         environment: Environment,
     ) -> None:
-        self.members = MemberList(own, protocol.router, k, settings, environment, self)
+        self.members = MemberList(own, protocol.router, k, environment, self)
         self._protocol = protocol
-        self._settings = settings
         self._clock = environment.clock
         self._rng = environment.entropy.random
         self._log = environment.log
@@ -157,7 +154,7 @@ class Membership:
 
     def heard_lately(self, node_id: bytes) -> Heartbeat | None:
         """The heartbeat of a member from which a message has just come; None for others."""
-        since = self._clock.monotonic() - FRESH_SHARE * self._settings.probe_interval_s
+        since = self._clock.monotonic() - FRESH_SHARE * PROBE_INTERVAL_S
         peer = self.members.heard_directly(node_id, since)
         return None if peer is None else heartbeat_of(peer)
 

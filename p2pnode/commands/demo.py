@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, cast, get_args
 
 import typer
 
 from p2pnode.commands.options import JsonOption
 from p2pnode.config.load import SettingError
 from p2pnode.config.rules import check
-from p2pnode.config.settings import KEYS
-from p2pnode.config.values import choices
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.training.settings import BarrierMethod
 
-_BARRIERS = [method for method in choices(KEYS["barrier.method"].type) if method != "custom"]
+_BARRIERS = get_args(BarrierMethod)
 
 
 def demo(
@@ -30,9 +28,6 @@ def demo(
         typer.Option("--time-limit", min=1.0, help="Seconds after which it fails; 180, and 900 for mnist."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the training.")] = 0,
-    no_exchange: Annotated[
-        bool, typer.Option("--no-exchange", help="Exchange nothing; the demo must then fail.")
-    ] = False,
     as_json: JsonOption = False,
     keep: Annotated[
         Path | None, typer.Option("--keep", help="Keep the nodes' files and logs under this folder.")
@@ -66,7 +61,6 @@ def demo(
         barrier=cast(BarrierMethod, barrier),
         time_limit_s=time_limit or TIME_LIMIT_S.get(task, DEFAULT_TIME_LIMIT_S),
         seed=seed,
-        exchange=not no_exchange,
         keep=keep,
     )
     for problem in check(node_config(plan, Path("demo"))):

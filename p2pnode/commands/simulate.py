@@ -32,11 +32,12 @@ simulate_app = typer.Typer(
 def simulate(
     context: typer.Context,
     nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, help="Nodes of the swarm.")] = 1000,
-    barrier: Annotated[str, typer.Option("--barrier", help="asp, bsp, ssp, pbsp, pssp or custom.")] = "pssp",
+    barrier: Annotated[
+        str, typer.Option("--barrier", help="asp, bsp, ssp, pbsp, pssp or package.module:function.")
+    ] = "pssp",
     sample: Annotated[int, typer.Option("--sample", min=0, help="β; 0: √population, from 1 to 10.")] = 0,
     staleness: Annotated[int, typer.Option("--staleness", min=0, help="s of ssp and pssp.")] = 4,
     quantile: Annotated[float, typer.Option("--quantile", help="Share of the sample that must be far enough.")] = 1.0,
-    custom: Annotated[str, typer.Option("--custom", help="package.module:function, with --barrier custom.")] = "",
     duration: Annotated[float, typer.Option("--duration", help="Virtual seconds.")] = 400.0,
     steps: Annotated[
         str,
@@ -133,7 +134,10 @@ def _plan(options: dict[str, Any]) -> Plan:
     from p2pnode.training.simulation.plan import DISCIPLINES, SAMPLERS, Churn, Plan
     from p2pnode.training.simulation.step_times import parse_step_times, parse_stragglers
 
-    for option, known in (("barrier", get_args(BarrierMethod)), ("discipline", DISCIPLINES), ("sampler", SAMPLERS)):
+    known_words = {"barrier": get_args(BarrierMethod), "discipline": DISCIPLINES, "sampler": SAMPLERS}
+    if ":" in options["barrier"]:
+        del known_words["barrier"]
+    for option, known in known_words.items():
         if options[option] not in known:
             raise ValueError(f'--{option} "{options[option]}" is none of {", ".join(known)}')
     raw = {
@@ -141,7 +145,6 @@ def _plan(options: dict[str, Any]) -> Plan:
         "sample": options["sample"],
         "staleness": options["staleness"],
         "quantile": options["quantile"],
-        "custom": options["custom"],
     }
     try:
         barrier = msgspec.convert(raw, BarrierSettings)

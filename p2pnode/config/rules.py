@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Container, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
@@ -20,7 +20,7 @@ from p2pnode.overlay.addresses import is_literal, is_loopback, split_address
 from p2pnode.training.devices.gpus import named_devices
 from p2pnode.training.encoding.table import CODECS
 from p2pnode.training.goal import Goal
-from p2pnode.training.settings import ExchangeSettings
+from p2pnode.training.settings import BarrierMethod, ExchangeSettings
 
 #: Tasks that come with p2pnode; any other is named "package.module:Class".
 BUILT_IN_TASKS = ("digits", "mnist", "text")
@@ -109,13 +109,12 @@ def _elsewhere(config: Config) -> str:
     return ", ".join(config.swarm.bootstrap) if unreached else ""
 
 
-def _meant_task(config: Config) -> str:
-    """How to name a task, if the configuration names none."""
-    task = config.training.task
-    if task in BUILT_IN_TASKS or _IMPORT_PATH.fullmatch(task):
+def _meant(name: str, known: tuple[str, ...]) -> str:
+    """Which of the known names to write, if `name` is neither one of them nor the path of the user's own."""
+    if name in known or _IMPORT_PATH.fullmatch(name):
         return ""
-    close = nearest(task, list(BUILT_IN_TASKS))
-    return (f"did you mean {close}? " if close else "") + f"name one of {', '.join(BUILT_IN_TASKS)}"
+    close = nearest(name, list(known))
+    return (f"did you mean {close}? " if close else "") + f"name one of {', '.join(known)}"
 
 
 RULES = (
@@ -173,7 +172,7 @@ RULES = (
         "name the run with letters, digits, '-' and '_'",
     ),
     Rule(
-        _meant_task,
+        lambda c: _meant(c.training.task, BUILT_IN_TASKS),
         'training.task = "{training.task}" is not a task',
         '{found}, or your own as "package.module:Class"',
     ),
@@ -215,19 +214,14 @@ RULES = (
         'dispatch.source = "shared"',
     ),
     Rule(
-        lambda c: c.devices.merge == "collective" and c.devices.step == "leader",
-        'devices.merge = "collective" and devices.step = "leader" do not go together',
-        'leader steps are made in shared memory: leave devices.merge out, or use devices.step = "average"',
-    ),
-    Rule(
         lambda c: c.devices.period and c.training.local_steps % c.devices.period,
         "devices.period = {devices.period} does not divide training.local_steps = {training.local_steps}",
         "a step of the swarm has whole periods: change one of the two, or set devices.period = 0",
     ),
     Rule(
-        lambda c: c.barrier.method == "custom" and not _IMPORT_PATH.fullmatch(c.barrier.custom),
-        'barrier.method = "custom" needs a function, and barrier.custom is "{barrier.custom}"',
-        'set barrier.custom = "package.module:function"',
+        lambda c: _meant(c.barrier.method, get_args(BarrierMethod)),
+        'barrier.method = "{barrier.method}" is not a barrier',
+        '{found}, or your own as "package.module:function"',
     ),
     Rule(
         lambda c: c.dispatch.source != "local" and not c.dispatch.records and c.node.role != "master",
@@ -270,11 +264,6 @@ WARNINGS = (
         "set exchange.outer_momentum = 0 and outer_lr = 1 for the original algorithm",
     ),
     Rule(
-        lambda c: not c.exchange.enabled,
-        "exchange.enabled = false: this node trains alone",
-        "set it true to share the model",
-    ),
-    Rule(
         lambda c: c.swarm.allow_open and not (c.swarm.key_file or is_loopback(c.node.host)),
         "anyone who can reach {node.host}:{node.port} can join this swarm",
         "create a swarm key with `p2pnode key new`, or restrict access by a firewall or a private network",
@@ -283,11 +272,6 @@ WARNINGS = (
         lambda c: not is_loopback(c.status.host),
         "status.host = {status.host}: the API's token and answers cross the network unencrypted",
         "put a TLS proxy in front, or listen on 127.0.0.1 and use a tunnel (ssh -L)",
-    ),
-    Rule(
-        lambda c: c.barrier.custom and c.barrier.method != "custom",
-        "barrier.custom is set but not used",
-        'set barrier.method = "custom", or remove it',
     ),
 )
 

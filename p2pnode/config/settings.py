@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta
 
-from p2pnode.overlay.settings import LivenessSettings, NodeSettings, Port, SwarmSettings
+from p2pnode.overlay.settings import NodeSettings, Port, SwarmSettings
 from p2pnode.training.settings import (
     BarrierSettings,
     DevicesSettings,
@@ -63,7 +63,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     node: NodeSettings = msgspec.field(default_factory=NodeSettings)
     swarm: SwarmSettings = msgspec.field(default_factory=SwarmSettings)
-    liveness: LivenessSettings = msgspec.field(default_factory=LivenessSettings)
     training: TrainingSettings = msgspec.field(default_factory=TrainingSettings)
     devices: DevicesSettings = msgspec.field(default_factory=DevicesSettings)
     barrier: BarrierSettings = msgspec.field(default_factory=BarrierSettings)

@@ -14,7 +14,7 @@ from typing import Any
 
 from p2pnode.config.settings import Config, LogSettings, StatusSettings
 from p2pnode.overlay.settings import NodeSettings, SwarmSettings
-from p2pnode.training.settings import BarrierMethod, BarrierSettings, ExchangeSettings, TrainingSettings
+from p2pnode.training.settings import BarrierMethod, BarrierSettings, TrainingSettings
 
 #: Evaluations in a row that must reach the goal at every node.
 EVALUATIONS = 3
@@ -43,7 +43,6 @@ class DemoPlan:
     barrier: BarrierMethod = "pssp"
     time_limit_s: float = DEFAULT_TIME_LIMIT_S
     seed: int = 0
-    exchange: bool = True
     keep: Path | None = None
     #: The program of the nodes. Tests replace it.
     program: tuple[str, ...] = (sys.executable, "-m", "p2pnode")
@@ -85,7 +84,6 @@ def node_config(plan: DemoPlan, folder: Path) -> Config:
             checkpoint_s=0.0,
         ),
         barrier=BarrierSettings(method=plan.barrier),
-        exchange=ExchangeSettings(enabled=plan.exchange),
         status=StatusSettings(port=0),
         log=LogSettings(format="console"),
     )

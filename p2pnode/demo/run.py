@@ -50,8 +50,7 @@ def run(plan: DemoPlan, *, as_json: bool = False) -> int:
     interrupts = Interrupts()
     stream = sys.stderr if as_json else sys.stdout
     goal = f"until accuracy {plan.until:g} holds in {EVALUATIONS} evaluations in a row at every node"
-    exchange = "" if plan.exchange else ", exchange switched off"
-    title = f"{plan.nodes} nodes train {plan.task}{exchange}, {goal}"
+    title = f"{plan.nodes} nodes train {plan.task}, {goal}"
     view = View(title, stream, goal=plan.until, limit_s=plan.time_limit_s)
     with interrupts.caught(), _folder(plan.keep) as folder:
         with view.open():

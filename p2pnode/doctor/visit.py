@@ -216,7 +216,7 @@ async def _join(visitor: _Visitor, places: Sequence[str]) -> AsyncIterator[Docto
         identity=visitor.identity,
         incarnation=1,
         boot_id=visitor.boot_id,
-        settings=OverlaySettings(config.node, config.swarm, config.liveness, version=__version__),
+        settings=OverlaySettings(config.node, config.swarm, version=__version__),
         transport=await visitor.transport(config.node.port),
         environment=visitor.environment,
     )

@@ -241,8 +241,7 @@ class CheckpointWriter:
             self._log.warning("trainer_state_not_saved", step=begun.state.step, reason="the disk is slow")
         marks = begun.reading.versions
         state = msgspec.structs.replace(begun.state, trainer_state=self.trainer_state, marks=marks)
-        keep = self.config.training.keep_checkpoints
-        await self._executor.run(checkpoint.finish, self._disk, begun.folder, state, keep)
+        await self._executor.run(checkpoint.finish, self._disk, begun.folder, state)
         ended_s = self._clock.monotonic()
         self._log.info(
             "checkpoint_written",
@@ -253,8 +252,6 @@ class CheckpointWriter:
 
     async def _write_states(self, folder: str) -> None:
         """Write what this node owns and backs up, a few shards at a time, so that few copies wait for the disk."""
-        if not self.config.exchange.enabled:
-            return
         genesis, clean = bytes.fromhex(self.manifest.genesis), self.exchange.is_clean()
         held = {shard: (term, state) for shard, term, state in self.exchange.store.states_to_save()}
         files = shard_states.batches([(shard, state.size_bytes) for shard, (_, state) in held.items()])

@@ -33,7 +33,7 @@ class NodeDispatch(NodePart):
         config, overlay, environment, trainer = self.config, self.overlay, self.environment, self.trainer
         directory = MasterDirectory(overlay, environment)
         settings = config.dispatch
-        if config.node.role == "master" or settings.serve:
+        if config.node.role in ("master", "peer+master"):
             self.master = MasterService(
                 overlay, directory, settings, config.training.seed, environment.make_store, environment
             )

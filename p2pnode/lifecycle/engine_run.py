@@ -54,12 +54,6 @@ class EngineRun(NodePart):
 
     def check(self, opened: EngineOpened, *, founder: bool) -> bool:
         """Whether the node may own shards in a run of this engine. Raises `UserError` where it cannot take part."""
-        if not self.config.exchange.enabled:
-            raise UserError(
-                "exchange.enabled is off, and the values of an engine live in the exchange",
-                "leave the setting out",
-                ExitCode.CONFIGURATION,
-            )
         owns = self._is_server or opened.kind != SERVER_KIND
         if founder and not owns:
             raise UserError(

@@ -39,7 +39,7 @@ LOGGED_STEPS_PER_S = 1.0
 class Budget(msgspec.Struct, frozen=True):
     """Bytes by part. `replica` and `delta` are shared with the trainer, which has a `base` of its own.
 
-    `checkpoint`: copies of some shards; of the whole vector, at most, where nothing is exchanged.
+    `checkpoint`: copies of some shards.
     """
 
     replica: int
@@ -88,8 +88,6 @@ def budget(
     many as the model asks for. `base_on_device`: the trainer has its base in the memory of a GPU.
     """
     vector_bytes = values * _FLOAT32_BYTES
-    if not settings.enabled:
-        return Budget(vector_bytes, vector_bytes, checkpoint=vector_bytes if checkpoints else 0)
     nodes = max(1.0, nodes)
     alone = nodes < 1.5
     # auto uses any but float32; values are pulled as changes unless it is the most exact.

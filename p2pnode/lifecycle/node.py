@@ -63,7 +63,7 @@ class Node:
             identity=self.identity,
             incarnation=self.incarnation,
             boot_id=int.from_bytes(environment.entropy.token(4), "big"),
-            settings=OverlaySettings(config.node, config.swarm, config.liveness, version=__version__),
+            settings=OverlaySettings(config.node, config.swarm, version=__version__),
             transport=environment.transport,
             environment=environment,
             gateway=environment.gateway,

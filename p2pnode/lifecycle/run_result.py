@@ -94,10 +94,8 @@ class RunEnding(NodePart):
         `left`: nodes that train on. `description` is asked of the trainer unless it is given.
         """
         reasons = [f"{left} {'nodes train' if left != 1 else 'node trains'} on"] if left else []
-        if self.config.exchange.enabled:
-            missing = (await exchange.pull_final(self.progress.step, FINAL_VALUES_S)).missing
-            if missing:
-                reasons.append(f"{len(missing)} shards had no final value within {FINAL_VALUES_S:.0f} s")
+        if missing := (await exchange.pull_final(self.progress.step, FINAL_VALUES_S)).missing:
+            reasons.append(f"{len(missing)} shards had no final value within {FINAL_VALUES_S:.0f} s")
         result = RunResult(end, self.progress.step, "", "", "")
         description = description or await self.export.describe_last()
         if description is None or not description.tensors:
@@ -118,7 +116,7 @@ class RunEnding(NodePart):
 
         A node without any asks too, if it has fixed tensors: another one may have changed them.
         """
-        if not self.config.exchange.enabled or all(source.kind == "vector" for source in description.tensors):
+        if all(source.kind == "vector" for source in description.tensors):
             return description
         mine = msgspec.msgpack.encode(dict(sorted(description.local.items())))
         if len(mine) > MAX_BUFFERS_BYTES:

@@ -59,7 +59,7 @@ class Shutdown(NodePart):
         nodes have announced it. A script's weights at `done` are final if the others finish within a few of their
         steps. A script that ends its own node (`end` is `script`) leaves them training: only the script is waited for.
         """
-        if self.config.exchange.enabled and (steps := await exchange.flush(FLUSH_S)):
+        if steps := await exchange.flush(FLUSH_S):
             self.log.warning("left_behind", steps_unacknowledged=steps, shards_owned=0)
         self.overlay.announce(activity=Activity.FINISHED)
         began = self.clock.monotonic()
@@ -69,7 +69,7 @@ class Shutdown(NodePart):
         is_final = end != "script" and not await self._settle()
         if is_final:
             await conclude(0)
-        elif self.config.exchange.enabled:
+        else:
             await exchange.pull(self.progress.step)
         await self._begin_checkpoint(checkpoints, FINAL_CHECKPOINT_S)
         async with asyncio.TaskGroup() as tasks:
@@ -112,8 +112,6 @@ class Shutdown(NodePart):
 
         Otherwise the node that was to receive them might die during the hand-over.
         """
-        if not self.config.exchange.enabled:
-            return
         await exchange.final_values.announce()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(STAY_S, self.config.training.linger_s)):

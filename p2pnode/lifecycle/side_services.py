@@ -27,12 +27,10 @@ class SideServices(NodePart):
     _coordination: Coordination | None = None
 
     def start(self, genesis: bytes, loop: StepLoop, layout: Layout) -> None:
-        """Begin, with others unless this node trains alone."""
+        """Begin, together with others."""
         config, overlay, log = self.config, self.overlay, self.log
         self.changes = FewChanges(layout)
         loop.on_trained(self._after_training)
-        if not config.exchange.enabled:
-            return
         # Generators of their own: what is drawn here changes no sample of the barrier.
         me = overlay.node_id
         self.duplicates = DuplicateData(overlay, genesis, log, random.Random(me))

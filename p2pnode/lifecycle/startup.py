@@ -20,8 +20,7 @@ from p2pnode.overlay.overlay import NotThisSwarm, OnlyItself
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import TransportError
 from p2pnode.training import manifest as manifests
-from p2pnode.training.exchange.exchange import Exchange
-from p2pnode.training.exchange.store.records import StoredState
+from p2pnode.training.exchange.exchange import VALUE_BYTES, Exchange
 from p2pnode.training.files import checkpoint
 from p2pnode.training.files.checkpoint import Checkpoint
 from p2pnode.training.manifest import Manifest, ManifestRefused, answer_joiners, propose
@@ -58,6 +57,8 @@ SHARDS_HINT = (
     "leave exchange.shards out (0): the run's number is taken; for another number start another run, with the model of "
     "this one"
 )
+#: A node owns named values of at most this part of its free memory: a quarter.
+VALUES_PART = 4
 
 
 class Agreement(NamedTuple):
@@ -281,6 +282,7 @@ class Startup(NodePart):
             replica=self.trainer.vector,
             incarnation=self.directory.incarnation,
             environment=self.environment,
+            value_bytes=max(VALUE_BYTES, (self.environment.available_memory() or 0) // VALUES_PART),
         )
         await self._remember(manifest)
         await self._offer_checkpoint(exchange, manifest)
@@ -298,16 +300,14 @@ class Startup(NodePart):
         """Offer what the checkpoint holds: the replica, and the shards that this node owned and backed up then."""
         if self._checkpoint is None:
             return
-        states: dict[int, StoredState] = {}
-        if self.config.exchange.enabled:
-            states = await self.environment.executor.run(
-                checkpoint.read_states,
-                self.environment.disk,
-                self._checkpoint,
-                manifest.bounds(),
-                manifest.layout.parameter_total,
-                self.log,
-            )
+        states = await self.environment.executor.run(
+            checkpoint.read_states,
+            self.environment.disk,
+            self._checkpoint,
+            manifest.bounds(),
+            manifest.layout.parameter_total,
+            self.log,
+        )
         exchange.offer(self._checkpoint.state.step, self._checkpoint.state.marks, states)
 
     # -- the manifest and the vector ----------------------------------------------------------------------------
@@ -406,7 +406,7 @@ class Startup(NodePart):
                 await exchange.resume(len(self.overlay.remembered()), RESUME_WAIT_S)
             else:
                 await exchange.found()
-        elif self.config.exchange.enabled:
+        else:
             await self._fetch_vector(exchange, source)
             self.progress.step = max(self.progress.step, exchange.view.median_step())
         # Not earlier: a node that becomes a backup while it loads receives all forwarded deltas on the same link.

@@ -158,7 +158,7 @@ def dispatch_findings(
     if records is not None and records.trouble is not None and waited_s is not None and waited_s >= TROUBLE_S:
         what = f"no master of the records has answered for {waited_s:.0f} s: {records.trouble.reason}"
         do = (
-            'see whether a node with node.role = "master" or dispatch.serve = true runs, and its log; training goes on '
+            'see whether a node with node.role = "master" or "peer+master" runs, and its log; training goes on '
             "by itself when one serves"
         )
         found.append(error(what, do))

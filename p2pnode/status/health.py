@@ -63,8 +63,7 @@ def findings(
     found += _apart(node, lost) or _alone(node, lost)
     found += _unreached(overlay, node.overlay.address.port, meant=node.config.node.client_only)
     if node.progress.stalled:
-        hang_s = node.config.training.hang_s
-        what = f"the trainer makes no progress: silent for longer than training.hang_s = {hang_s:g}, or failing"
+        what = "the trainer makes no progress: it is silent, or failing"
         do = "see trainer.log in the state directory; in a long pass call swarm.alive() or use swarm.busy()"
         found.append(error(what, do))
     if (failure := node.progress.trainer_failure) is not None:

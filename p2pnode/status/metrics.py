@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import get_args, get_type_hints
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from p2pnode.lifecycle.environment import State
 from p2pnode.lifecycle.node import Node
@@ -70,7 +70,7 @@ def _families(node: Node, status: Status, *, is_ready: bool) -> Iterator[Family]
     yield from overlay_families(node.overlay.report())
     parts = (status, status.node, status.population, status.barrier, status.training)
     further = (status.line, status.dispatch, status.values, status.server)
-    for part in (*parts, None if status.exchange.enabled is UNSET else status.exchange, *further):
+    for part in (*parts, status.exchange if status.exchange.shards else None, *further):
         if part is not None:
             yield from _of_fields(part)
     for device in status.devices:

@@ -300,7 +300,6 @@ class StatusReport:
         return ExchangeStatus(
             **asdict(exchange.counters),
             arithmetic=kernels.name(),
-            enabled=self._node.config.exchange.enabled,
             shards=len(store),
             shards_by=self._node.shards_by or "",
             shards_owned=len(store.owned),
@@ -329,7 +328,7 @@ class StatusReport:
 
     def _line(self) -> LineStatus:
         exchange, line = self._node.exchange, self._node.overlay.line
-        if exchange is None or not self._node.config.exchange.enabled:
+        if exchange is None:
             return line_status(line, None, None)
         return line_status(line, exchange.codec, exchange.codec_control.facts(), exchange.push_client.held_back)
 

@@ -1,7 +1,7 @@
 """The answers of the status API as types: `/status`, `/peers`, `/events`, and the short answers.
 
 One definition serves the JSON, `/openapi.json` (`p2pnode.status.openapi`) and `/metrics`. Within one schema number keys
-may be added; no key changes its meaning. A field with a default is always sent, unless its default is `UNSET`. The rows
+may be added; no key changes its meaning. A field with a default is always sent. The rows
 of `/steps` are `training.progress.StepRow`.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from p2pnode.lifecycle.environment import State
 from p2pnode.overlay.line.rate import CapacitySource
@@ -196,7 +196,6 @@ class ExchangeStatus(Struct, frozen=True, kw_only=True):
     """
 
     arithmetic: str
-    enabled: bool | UnsetType = UNSET
     shards: Count = 0
     shards_by: str = ""
     shards_owned: Annotated[Count, gauge("p2pnode_shards", "Shards held here.", role={"owner": None})] = 0

@@ -129,7 +129,7 @@ def values_status(exchange: Exchange | None) -> ValuesStatus | None:
     return ValuesStatus(
         keys=sum(len(table.entries) for table in tables),
         bytes=sum(table.size_bytes for table in tables),
-        limit_bytes=exchange.settings.value_bytes,
+        limit_bytes=rounds.limit_bytes,
         updates=rounds.applied,
         refused=rounds.refused,
         reads=handler.reads,
@@ -276,7 +276,7 @@ def peer_list(node: Node) -> list[PeerStatus]:
 def _owned(node: Node) -> Counter[bytes] | None:
     """Shards per owner, as far as this node knows."""
     exchange = node.exchange
-    if exchange is None or not node.config.exchange.enabled:
+    if exchange is None:
         return None
     return Counter(known.owner.node_id for known in exchange.store.ownership.known_owners.values())
 

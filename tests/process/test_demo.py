@@ -79,10 +79,10 @@ def limit_when(monkeypatch: pytest.MonkeyPatch, enough: Callable[[list[float]], 
     monkeypatch.setattr(demo_run, "goal_held", looked)
 
 
-def test_without_the_exchange_it_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The goal is out of reach: exit code 10 at the time limit, with what was reached."""
+def test_a_goal_out_of_reach_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 10 at the time limit, with what was reached."""
     limit_when(monkeypatch, lambda of_one: of_one[-1:] == [0.6])
-    assert run(dataclasses.replace(PLAN, exchange=False, time_limit_s=500.0)) == 10
+    assert run(dataclasses.replace(PLAN, task="fake:Unable", time_limit_s=500.0)) == 10
 
     printed = capsys.readouterr().out
     assert "the goal was not reached within 500 s" in printed

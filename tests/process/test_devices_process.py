@@ -20,6 +20,7 @@ from p2pnode.training.devices.host import HostTrainer
 from p2pnode.training.devices.start import make_trainer
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
 from p2pnode.training.supervisor.launch import NodeStart
+from p2pnode.training.supervisor.silence import HANG_S
 from p2pnode.training.trainer.state.snapshot import seed_all
 from p2pnode.training.trainer_link.interface import StepOrder, TrainerFailed
 from p2pnode.training.trainer_link.messages import derive_node_seed, trainer_id
@@ -38,9 +39,17 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path / "state")
 
 
-def host(world: World, devices: str, command: list[str] | None = None, **settings: object) -> HostTrainer:
+def host(
+    world: World,
+    devices: str,
+    command: list[str] | None = None,
+    *,
+    hang_s: float = HANG_S,
+    gloo: bool = False,
+    **settings: object,
+) -> HostTrainer:
     """The trainer of a node with these devices, which ends with the world."""
-    of_devices = {key: settings.pop(key) for key in ("period", "step", "pull", "merge") if key in settings}
+    of_devices = {key: settings.pop(key) for key in ("period", "step", "pull") if key in settings}
     settings = {"task": "tests.harness.trainers.tasks:Plain", "threads": 1, **settings}
     environment = Environment(
         clock=SystemClock(),
@@ -58,6 +67,8 @@ def host(world: World, devices: str, command: list[str] | None = None, **setting
         environment=environment,
         on_state=world.states.append,
         on_output=None,
+        hang_s=hang_s,
+        merges_by_gloo=gloo,
     )
     assert isinstance(trainer, HostTrainer)
     world.trainers.append(trainer)  # type: ignore[arg-type]
@@ -264,7 +275,7 @@ def test_a_script_runs_once_per_device_and_knows_its_place(world: World, tmp_pat
     async def scenario(world: World) -> None:
 
         command = [sys.executable, str(tmp_path / "train.py"), str(seen)]
-        trainer = host(world, "cpu*2", command, local_steps=6, period=3, merge="collective")
+        trainer = host(world, "cpu*2", command, local_steps=6, period=3, gloo=True)
         await trainer.start()
         for step in range(1, 4):
             report = await trainer.train(order(step, 6))
@@ -286,12 +297,12 @@ def test_a_merge_by_torch_distributed_is_that_in_shared_memory(world: World, tmp
     found = {}
 
     async def scenario(world: World) -> np.ndarray:
-        trainer = host(world, "cpu*3", period=1, local_steps=4, merge=merge)
+        trainer = host(world, "cpu*3", period=1, local_steps=4, gloo=gloo)
         await trainer.start()
         for step in range(1, 4):
             await trainer.train(order(step, 4))
             await add(trainer, step)
-        if merge == "collective":
+        if gloo:
             assert (world.state_dir / "devices").is_dir()
             pid = trainer.devices()[0].pid
             assert pid is not None
@@ -308,10 +319,10 @@ def test_a_merge_by_torch_distributed_is_that_in_shared_memory(world: World, tmp
         await trainer.stop()
         return trainer.vector.copy()
 
-    for merge in ("memory", "collective"):
-        found[merge] = (world if merge == "memory" else World(tmp_path / "other")).run(scenario)
-    assert np.abs(found["memory"]).max() > 0.01
-    assert np.abs(found["memory"] - found["collective"]).max() < 1e-6
+    for gloo in (False, True):
+        found[gloo] = (World(tmp_path / "other") if gloo else world).run(scenario)
+    assert np.abs(found[False]).max() > 0.01
+    assert np.abs(found[False] - found[True]).max() < 1e-6
 
 
 SAMPLING = """

@@ -115,7 +115,7 @@ def test_a_few_kills_lose_no_record(tmp_path: Path) -> None:
     """A worker and the master are killed in one pass: every record is trained, and only tasks of that worker twice."""
     # Five seconds of training: the kills come in the first one and a half, on a loaded machine before the last tenth.
     plan = ChaosPlan(
-        1500, 5, 2, 1, workers=3, worker_kills=1, master_kills=1, between_s=(0.2, 0.6), step_s=0.05, forks=True
+        1500, 10, 1, workers=3, worker_kills=1, master_kills=1, between_s=(0.2, 0.6), step_s=0.05, forks=True
     )
 
     result = played(plan, tmp_path, 1)
@@ -132,8 +132,7 @@ def test_every_record_survives_random_kills(kind: str, masters: int, tmp_path: P
     with store_of(kind, tmp_path) as store:
         plan = ChaosPlan(
             10_000,
-            5,
-            2,
+            10,
             2,
             masters=masters,
             worker_kills=12,
@@ -158,7 +157,7 @@ def test_a_script_with_torch_trains_all_passes_and_ends(tmp_path: Path) -> None:
         "training.local_steps": 4,
         "training.linger_s": 1.0,
         "dispatch.source": "master",
-        "dispatch.serve": True,
+        "node.role": "peer+master",
         "dispatch.records": ["squares-*.recordio"],
         "dispatch.passes": 2,
     }

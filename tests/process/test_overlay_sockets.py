@@ -21,7 +21,7 @@ from p2pnode.overlay.kademlia import messages
 from p2pnode.overlay.membership.service import MAX_PAUSED
 from p2pnode.overlay.overlay import Overlay
 from p2pnode.overlay.peers import Heartbeat
-from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
+from p2pnode.overlay.settings import NodeSettings, OverlaySettings, SwarmSettings
 from p2pnode.overlay.sockets.transport import SocketTransport
 from p2pnode.overlay.system import SystemClock, SystemEntropy
 from tests.harness.environment.simulated import ListLog, MemoryDisk, Record, make_environment
@@ -50,7 +50,7 @@ class Real:
             identity=load_identity(disk, entropy),
             incarnation=next_incarnation(disk, SystemClock().wall()),
             boot_id=int.from_bytes(os.urandom(4), "big"),
-            settings=OverlaySettings(NodeSettings(host=host, port=0), SwarmSettings(run="tests"), LivenessSettings()),
+            settings=OverlaySettings(NodeSettings(host=host, port=0), SwarmSettings(run="tests")),
             transport=SocketTransport(host, 0, log=log, clock=SystemClock()),
             environment=make_environment(clock=SystemClock(), entropy=entropy, disk=disk, log=log),
         )

@@ -200,7 +200,7 @@ def test_a_stopped_trainer_is_hung_and_then_moves_again(world: World, turns_befo
 
 
 def test_a_trainer_idle_thirty_times_as_long_is_killed(world: World) -> None:
-    """It fails in a way that another start may mend, with the setting's name and value."""
+    """It fails in a way that another start may mend."""
 
     async def scenario(world: World) -> float:
         trainer = world.trainer("Slow", options={"seconds": 0.02}, hang_s=0.1)
@@ -208,7 +208,7 @@ def test_a_trainer_idle_thirty_times_as_long_is_killed(world: World) -> None:
         await trainer.train(order(1))
         os.kill(hello.pid, signal.SIGSTOP)
         began = time.monotonic()
-        words = r"was silent for \d+ s and used no processor time \(training\.hang_s = 0\.1\), so it was killed"
+        words = r"was silent for \d+ s and used no processor time, so it was killed"
         with pytest.raises(TrainerFailed, match=words) as failure:
             await trainer.train(order(2))
         assert not failure.value.fatal

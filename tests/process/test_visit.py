@@ -42,7 +42,7 @@ def test_each_bootstrap_is_named_and_the_way_in_is_tried(tmp_path: Path) -> None
             identity=load_identity(disk, entropy),
             incarnation=1,
             boot_id=1,
-            settings=OverlaySettings(NodeSettings(port=0), SwarmSettings(run=RUN), Config().liveness),
+            settings=OverlaySettings(NodeSettings(port=0), SwarmSettings(run=RUN)),
             transport=SocketTransport("127.0.0.1", 0, log=environment.log, clock=environment.clock),
             environment=environment,
         )

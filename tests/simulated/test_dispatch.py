@@ -253,7 +253,7 @@ def test_every_node_of_a_small_swarm_may_serve_and_one_does() -> None:
 
     async def scenario(swarm: DispatchSwarm) -> None:
         swarm.make_store = lambda _name: MemoryStore()
-        swarm.start_workers(3, dispatch__serve=True)
+        swarm.start_workers(3, node__role="peer+master")
         await swarm.until(lambda: sum(swarm.counts().values()) > 20, within_s=120, what="some training")
         serving = [name for name in swarm.hosts if swarm.master_of(name).facts().serves_since is not None]
         assert len(serving) == 1

@@ -28,7 +28,7 @@ def simulate(scenario: Callable[[World], Awaitable[None]], settings: ExchangeSet
 
     async def main() -> None:
         values = VALUES_PER_SHARD * settings.shards
-        world = World(seed, settings=settings, shards=settings.shards, values=values, synchronous=False)
+        world = World(seed, settings=settings, shards=settings.shards, values=values, synchronous=False, tenure_s=0.0)
         try:
             founder = await world.start("n0", founder=True)
             for number in range(1, nodes):
@@ -83,9 +83,7 @@ def test_a_step_sends_twice_the_model_and_once_more_for_a_backup_whatever_the_si
 
     A backup is not sent the delta that came from itself.
     """
-    settings = ExchangeSettings(
-        codec="bfloat16", pull_codec="bfloat16", shards=32, replicas=replicas, weight="sum", tenure_s=0.0
-    )
+    settings = ExchangeSettings(codec="bfloat16", pull_codec="bfloat16", shards=32, replicas=replicas, weight="sum")
 
     async def scenario(world: World) -> None:
         members = world.running()
@@ -145,7 +143,7 @@ def test_with_sparse_pushes_and_pulls_as_changes_a_step_sends_a_tenth_and_receiv
     the size of the swarm: where all step together, and where each has its own phase."""
     monkeypatch.setattr("tests.simulated.test_exchange_bytes.VALUES_PER_SHARD", 16384 if nodes < 32 else 8192)
     shards = 32 if nodes == 32 else 16
-    settings = ExchangeSettings(codec="sparse", shards=shards, weight="population", tenure_s=0.0)
+    settings = ExchangeSettings(codec="sparse", shards=shards, weight="population")
     steps = 3
 
     async def scenario(world: World) -> None:

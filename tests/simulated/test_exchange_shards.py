@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,6 @@ from tests.harness.runner.stories import played_by
 from tests.harness.swarms.exchange_story import (
     BOUND_S,
     ONES,
-    VALUES,
     ask,
     backup,
     bystander,
@@ -503,25 +501,6 @@ def test_a_service_that_fails_is_reported_and_begins_again(monkeypatch: pytest.M
         assert before - after >= Counter(["rebalancer", "fences"])
 
     simulate(scenario, nodes=3)
-
-
-def test_a_node_that_exchanges_nothing_adds_its_deltas_to_its_own_vector() -> None:
-    """`exchange.enabled = false`: each once, and one that is not finite is left out. Its checkpoint has the vector of
-    one moment; that of a node that exchanges has each shard as it is when it is read."""
-
-    async def scenario(world: World, *, enabled: bool) -> None:
-        exchange = exchange_of(owner(world))
-        for step in (1, 2):
-            assert exchange.add_alone(np.full(VALUES, step / 4, np.float32))
-        assert not exchange.add_alone(np.full(VALUES, np.nan, np.float32))
-        reading = exchange.reading(lambda: None)
-        assert exchange.add_alone(ONES.copy())
-        read = np.concatenate([values.copy() for values in reading.slices()])
-        assert read.tolist() == [0.75 + enabled] * VALUES
-        assert exchange.replica.vector.tolist() == [1.75] * VALUES
-
-    for enabled in (True, False):
-        simulate(partial(scenario, enabled=enabled), nodes=1, settle_s=0.1, enabled=enabled)
 
 
 @pytest.mark.parametrize(("staleness", "limit"), [(None, None), (0, 10), (4, 16), (25, 100)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -27,8 +26,7 @@ async def test_owners_full_of_pushes_to_each_other_go_on(monkeypatch: pytest.Mon
     pushes wait for forwards that wait for the pushes to end, until requests are given up and the backups dropped."""
     monkeypatch.setattr(concurrency, "MAX_CONCURRENT_HANDLERS", PLACES)
     settings = ExchangeSettings(codec="float32", shards=4, weight="sum", outer_lr=1.0, outer_momentum=0.0)
-    settings = msgspec.structs.replace(settings, tenure_s=0.5)
-    world = World(3, settings=settings, shards=4, values=VALUES, synchronous=False)
+    world = World(3, settings=settings, shards=4, values=VALUES, synchronous=False, tenure_s=0.5)
     try:
         await world.start("n0", founder=True)
         await join(world, "n1")

@@ -15,6 +15,7 @@ from p2pnode.overlay.peers import Activity, Contact
 from p2pnode.overlay.transport import Buffer, FailureKind, RequestRejected, Response
 from p2pnode.status.schema import Status
 from p2pnode.training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
+from p2pnode.training.exchange.recovery.rebalancing import TENURE_S
 from p2pnode.training.shards.applied import DeltaId
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
@@ -159,12 +160,12 @@ def pulls_are_answered(host: Host, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["reject", *more("put_off", "talk_nonsense")])
-@played_by(simulate, seed=62, exchange__tenure_s=2.0)
+@played_by(simulate, seed=62)
 async def test_a_joiner_takes_from_the_backup_what_an_owner_does_not_serve(swarm: Swarm, *, how: str) -> None:
     """The owner answers, and sends no value: its shards come from other members, those that back them up first."""
     swarm.start_many(3)
     await trained(swarm, 5)
-    await asyncio.sleep(10.0)  # each shard has come to its best candidates
+    await asyncio.sleep(TENURE_S + 10.0)  # each shard has come to its best candidates
     owner = swarm.hosts["n1"]
     pulls_are_answered(owner, how)
     backups = {

@@ -331,7 +331,7 @@ async def test_a_step_that_no_time_explains_takes_nobody_along(
     assert len(others) == honest
 
 
-@played_by(simulate, training__checkpoint_s=3.0, training__keep_checkpoints=8)
+@played_by(simulate, training__checkpoint_s=3.0)
 async def test_a_swarm_whose_values_were_broken_goes_on_from_its_last_good_checkpoint(
     swarm: Swarm, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,7 +351,7 @@ async def test_a_swarm_whose_values_were_broken_goes_on_from_its_last_good_check
     await swarm.until(lambda: len(_written_since(swarm, broken)) == 3, within_s=20, what="a checkpoint of each")
     for name in list(swarm.hosts):
         await swarm.kill(name)
-    swarm.start_many(3, training__checkpoint_s=3.0, training__keep_checkpoints=8)
+    swarm.start_many(3, training__checkpoint_s=3.0)
     await swarm.until(lambda: all(host.trainer.trained for host in swarm.running()), within_s=90, what="they train")
     await asyncio.sleep(5.0)
 

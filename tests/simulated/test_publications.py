@@ -30,7 +30,7 @@ from tests.harness.swarms.exchange_story import striking
 from tests.harness.swarms.exchange_swarm import Member, World
 
 SHARDS, SIZE = 4, 300
-SETTINGS = ExchangeSettings(codec="int8", shards=SHARDS, weight="sum", outer_lr=1.0, outer_momentum=0.0, tenure_s=3.0)
+SETTINGS = ExchangeSettings(codec="int8", shards=SHARDS, weight="sum", outer_lr=1.0, outer_momentum=0.0)
 STEP_S = 1.0
 #: A rounded difference of a published value to the value of its shard, for steps of one.
 NEAR = 0.05
@@ -45,7 +45,7 @@ def simulate(
 
     async def main() -> None:
         settings = msgspec.structs.replace(SETTINGS, **changes)
-        world = World(seed, settings=settings, shards=SHARDS, values=SHARDS * SIZE, synchronous=False)
+        world = World(seed, settings=settings, shards=SHARDS, values=SHARDS * SIZE, synchronous=False, tenure_s=3.0)
         worlds.append(world)
         try:
             await world.start("n0", founder=True)
@@ -162,7 +162,7 @@ async def test_all_nodes_follow_the_publications_of_all_owners(
 async def test_a_joiner_with_the_initial_values_is_encoded_what_has_changed(steps: int, bytes_per_value: float) -> None:
     """All scripts of a run mostly make the same values: those are not sent, only a founder's deltas since. One script
     has made another model: it is sent the whole."""
-    world = World(7, settings=SETTINGS, shards=SHARDS, values=SHARDS * SIZE, synchronous=False)
+    world = World(7, settings=SETTINGS, shards=SHARDS, values=SHARDS * SIZE, synchronous=False, tenure_s=3.0)
     try:
         initial = delta(world, 1)
         founder = exchange_of(await world.start("founder"))

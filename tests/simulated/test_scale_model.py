@@ -29,7 +29,9 @@ def simulate(scenario: Callable[[World], Awaitable[None]], settings: ExchangeSet
     print(f"seed {seed}")
 
     async def main() -> None:
-        world = World(seed, settings=settings, shards=SHARDS, values=SHARDS * VALUES_PER_SHARD, synchronous=False)
+        world = World(
+            seed, settings=settings, shards=SHARDS, values=SHARDS * VALUES_PER_SHARD, synchronous=False, tenure_s=0.0
+        )
         try:
             founder = await world.start("n0", founder=True)
             for number in range(1, nodes):
@@ -60,7 +62,7 @@ def shape_of(member: Member, nodes: int) -> StepShape:
 )
 def test_every_node_sends_what_the_closed_form_says(codec: CodecName, nodes: int) -> None:
     """Pushed, forwarded and served, from the shares that each node really has: all nodes together and each one."""
-    settings = ExchangeSettings(codec=codec, shards=SHARDS, weight="sum", tenure_s=0.0, outer_momentum=0.0)
+    settings = ExchangeSettings(codec=codec, shards=SHARDS, weight="sum", outer_momentum=0.0)
 
     async def scenario(world: World) -> None:
         members, rng = world.running(), np.random.default_rng(3)

@@ -24,9 +24,8 @@ from tests.harness.trainers.stub_trainer import StubTrainer
 
 SHARDS, VALUES_PER_SHARD, NODES = 32, 50, 5
 FAST = 12
-SETTINGS = ExchangeSettings(
-    codec="float32", shards=SHARDS, weight="sum", outer_lr=1.0, outer_momentum=0.0, tenure_s=2.0
-)
+TENURE_S = 2.0
+SETTINGS = ExchangeSettings(codec="float32", shards=SHARDS, weight="sum", outer_lr=1.0, outer_momentum=0.0)
 
 
 def simulate(scenario: Callable[[World], Awaitable[None]]) -> None:
@@ -34,7 +33,14 @@ def simulate(scenario: Callable[[World], Awaitable[None]]) -> None:
     print(f"seed {seed}")
 
     async def main() -> None:
-        world = World(seed, settings=SETTINGS, shards=SHARDS, values=SHARDS * VALUES_PER_SHARD, synchronous=False)
+        world = World(
+            seed,
+            settings=SETTINGS,
+            shards=SHARDS,
+            values=SHARDS * VALUES_PER_SHARD,
+            synchronous=False,
+            tenure_s=TENURE_S,
+        )
         try:
             founder = await world.start("n0", founder=True)
             for number in range(1, NODES):
@@ -66,7 +72,7 @@ async def settled(world: World) -> None:
     """No owner and no backup has changed for three tenures."""
     deadline = world.clock.monotonic() + 120.0
     last, since = None, world.clock.monotonic()
-    while world.clock.monotonic() - since < 3 * SETTINGS.tenure_s:
+    while world.clock.monotonic() - since < 3 * TENURE_S:
         assert world.clock.monotonic() < deadline, "the shards never came to rest"
         await asyncio.sleep(0.2)
         now = (owners(world), backups(world))
@@ -178,7 +184,6 @@ def train_over(lines: list[float], values: int, *, within_s: float, done: Callab
             "training.min_nodes": len(lines),
             "exchange.codec": "auto",
             "exchange.shards": 16,
-            "exchange.tenure_s": 5.0,
             "barrier.method": "asp",
         }
         swarm = Swarm(

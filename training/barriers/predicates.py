@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import get_args
 
-from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.settings import BarrierMethod, BarrierSettings
 
 Predicate = Callable[[int, Sequence[int]], bool]
 
@@ -69,6 +70,7 @@ class Barrier:
     A peer that has completed `enough(mine)` steps need not be asked again: steps never go back within an incarnation.
     """
 
+    #: "custom" for a function of the user's own.
     method: str
     passes: Predicate
     complete: bool
@@ -89,7 +91,7 @@ class Barrier:
 
 
 class BarrierNotFound(Exception):
-    """`barrier.custom` names nothing that can be called."""
+    """`barrier.method` names nothing that can be called."""
 
 
 def make_barrier(settings: BarrierSettings) -> Barrier:
@@ -97,9 +99,9 @@ def make_barrier(settings: BarrierSettings) -> Barrier:
     method, staleness = settings.method, settings.staleness
     if method == "asp":
         return Barrier(method, asp, complete=False, samples=False, staleness=None, quantile=1.0)
-    if method == "custom":
-        predicate = quantile_of(_imported(settings.custom), settings.quantile)
-        return Barrier(method, predicate, complete=False, samples=True, staleness=None, quantile=settings.quantile)
+    if method not in get_args(BarrierMethod):
+        predicate = quantile_of(_imported(method), settings.quantile)
+        return Barrier("custom", predicate, complete=False, samples=True, staleness=None, quantile=settings.quantile)
     lag = 0 if method in ("bsp", "pbsp") else staleness
     complete = method in ("bsp", "ssp")
     predicate = quantile_of(partial(ssp, staleness=lag), settings.quantile)
@@ -116,9 +118,9 @@ def _imported(path: str) -> Predicate:
     try:
         function = getattr(importlib.import_module(module_name), name)
     except Exception as error:  # the user's module may raise whatever it likes
-        raise BarrierNotFound(f"barrier.custom = {path!r} cannot be imported: {error}") from error
+        raise BarrierNotFound(f"barrier.method = {path!r} cannot be imported: {error}") from error
     if not callable(function):
-        raise BarrierNotFound(f"barrier.custom = {path!r} is not callable")
+        raise BarrierNotFound(f"barrier.method = {path!r} is not callable")
 
     def custom(mine: int, others: Sequence[int]) -> bool:
         return bool(function(mine, others))

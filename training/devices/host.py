@@ -68,7 +68,7 @@ class HostTrainer:
         self._leaders = leaders
         self._groups = groups
         self._devices = [
-            Device(index, name, trainer, environment, Failures(training.max_restarts), self._restart, self._gone)
+            Device(index, name, trainer, environment, Failures(), self._restart, self._gone)
             for index, (name, trainer) in enumerate(zip(names, trainers, strict=True))
         ]
         self.cycles = CycleRun(settings.period or training.local_steps, self._failed)

@@ -33,6 +33,8 @@ NOT_FINITE_CYCLES = 3
 
 #: A merge looks so often whether those that it waits for hang.
 MERGE_LOOK_S = 0.5
+#: After so many failed merges in a row trainers merge in shared memory: each has cost the time-out.
+MOST_FAILURES = 3
 #: Batches of the running loss that chooses the leader; a trainer without so many does not lead.
 LOSS_WINDOW = 10
 
@@ -42,10 +44,11 @@ OnFailure = Callable[[Device, TrainerFailed], None]
 Backend = Literal["nccl", "gloo"]
 
 
-def backend_of(setting: str, names: Sequence[str]) -> Backend | None:
-    """How the trainers on these devices merge by `devices.merge`; None: in shared memory. NCCL wants a GPU for each."""
+def backend_of(names: Sequence[str], *, gloo: bool) -> Backend | None:
+    """How the trainers on these devices merge; None: in shared memory. NCCL wants a GPU for each. `gloo`: where NCCL
+    cannot be, gloo instead of shared memory."""
     have_gpus = all(name.startswith("cuda:") for name in names) and len(set(names)) == len(names)
-    if len(names) == 1 or setting == "memory" or (setting == "auto" and not have_gpus):
+    if len(names) == 1 or not (have_gpus or gloo):
         return None
     return "nccl" if have_gpus else "gloo"
 
@@ -62,8 +65,15 @@ class DeviceGroups:
     backend: Backend
     place: str
     timeout_s: float
+    #: Merges that have failed one after another.
+    failures: int = 0
     _members: tuple[int, ...] = ()
     _number: int = 0
+
+    @property
+    def are_given_up(self) -> bool:
+        """Whether so many merges have failed that all further ones are made in shared memory."""
+        return self.failures >= MOST_FAILURES
 
     def orders(self, weights: Mapping[int, float]) -> dict[int, MergeOrder]:
         """What the trainers with these weights, two at least, are told; the first writes the mean."""
@@ -87,6 +97,7 @@ class DeviceGroups:
 
     def failed(self) -> None:
         """The next merge is one of a new group."""
+        self.failures += 1
         self._members = ()
 
     def alone(self, index: int) -> MergeOrder:
@@ -222,15 +233,17 @@ class NodeStep:
     async def _have_merged(self, groups: DeviceGroups, reports: dict[int, StepReport]) -> bool:
         """Whether all of these trainers, two at least, have merged what they keep."""
         self._merged.clear()
-        if len(reports) == 1:
+        if len(reports) == 1 or groups.are_given_up:
             return False
         done = await self._told(groups.orders(weights_of(reports)))
         if len(done) == len(reports):
             self._merged |= reports.keys()
+            groups.failures = 0
             return True
         groups.failed()
         lacking = sorted(reports.keys() - done)
-        self.environment.log.warning("devices_not_merged", lacking=lacking, effect="this once in shared memory")
+        effect = "from now on in shared memory" if groups.are_given_up else "this once in shared memory"
+        self.environment.log.warning("devices_not_merged", lacking=lacking, effect=effect)
         return False
 
     async def _write_own(self, reports: dict[int, StepReport]) -> None:

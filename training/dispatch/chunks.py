@@ -29,6 +29,8 @@ from p2pnode.training.errors import TrainingError
 #: (`training.dispatch.messages.MAX_MESSAGE_BYTES`).
 MAX_CHUNKS = 1 << 19
 MAX_PATH_BYTES = 4096
+#: A data set has so many tasks, or as many as it has chunks; a larger one this many chunks in each.
+USUAL_TASKS, LARGEST_TASK = 256, 10
 #: A table may come from another node: a few bytes must not become gigabytes.
 MAX_TABLE_BYTES = 256 << 20
 
@@ -92,6 +94,11 @@ class ChunkTable:
 
     def _files(self) -> Iterable[tuple[str, Iterable[DatasetChunk]]]:
         return itertools.groupby(self.chunks, key=lambda chunk: chunk.path)
+
+    @property
+    def chunks_per_task(self) -> int:
+        """So many that there are tasks for all workers and few leases for the master."""
+        return max(1, min(LARGEST_TASK, len(self) // USUAL_TASKS))
 
     def of_task(self, task: int, chunks_per_task: int) -> list[DatasetChunk]:
         """The chunks of a task: a run of the data set, which may span files."""

@@ -92,6 +92,8 @@ class MasterService:
     #: The lease of a task follows from how long tasks take. Nodes that read and train over slow lines report less often
     #: than the workers of a parameter server, whose leases may be shorter.
     rules = QueueRules(lease_floor_s=30.0)
+    #: None: as many as the data set asks for. Tests set another number.
+    chunks_per_task: int | None = None
 
     def __init__(
         self,
@@ -324,7 +326,7 @@ class MasterService:
             identity=self._environment.entropy.token(16),
             digest=b"",
             tasks=0,
-            chunks_per_task=self._settings.chunks_per_task,
+            chunks_per_task=self.chunks_per_task or table.chunks_per_task,
             shuffle=self._settings.shuffle,
             seed=self._seed,
         )

@@ -29,8 +29,8 @@ from p2pnode.training.dispatch.answers import (
     Registration,
     ReportAnswer,
 )
-from p2pnode.training.dispatch.chunks import BadDataset, ChunkTable, DatasetDiffers, FileSummary, difference, digest_of
-from p2pnode.training.dispatch.queue import MAX_TASKS, TaskQueue
+from p2pnode.training.dispatch.chunks import ChunkTable, DatasetDiffers, FileSummary, difference, digest_of
+from p2pnode.training.dispatch.queue import TaskQueue
 from p2pnode.training.dispatch.queue_rows import StateDamaged
 from p2pnode.training.dispatch.store import Store, StoreLost, StoreRefused
 from p2pnode.training.errors import TrainingError
@@ -127,7 +127,7 @@ class StoredQueue:
         """Register the data set; `wanted.digest` and `wanted.tasks` are overwritten by those of the table.
 
         The first registration counts and is the answer to later ones, whatever grouping and seed they name. Raises
-        `DatasetDiffers`, which names the first difference, for other chunks, and `BadDataset` for too many tasks.
+        `DatasetDiffers`, which names the first difference, for other chunks.
         """
         summary = await self._environment.executor.run(table.summary)
         async with self._registering:
@@ -135,10 +135,6 @@ class StoredQueue:
                 return self.agree(summary)
             self._check()
             tasks = table.tasks(wanted.chunks_per_task)
-            if tasks > MAX_TASKS:
-                raise BadDataset(
-                    f"{tasks} tasks, {MAX_TASKS} at most: set a higher dispatch.chunks_per_task at the master"
-                )
             encoded = await self._environment.executor.run(table.encode)
             pieces = [encoded[at : at + PIECE_BYTES] for at in range(0, len(encoded), PIECE_BYTES)]
             for number, piece in enumerate(pieces):  # nothing refers to them before the registration

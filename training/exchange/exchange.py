@@ -40,7 +40,6 @@ from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.terms import ZERO_TERM, FenceFile, Term
 from p2pnode.training.manifest import Manifest
 from p2pnode.training.settings import ExchangeSettings
-from p2pnode.training.shards.delta_range import is_delta_in_range
 from p2pnode.training.shards.outer_rule import is_plain
 from p2pnode.training.swarm import Swarm
 from p2pnode.training.values.client import SwarmValues
@@ -53,6 +52,8 @@ DETECTION_BOUND_S = 10.0
 #: A founder publishes the initial values of a model that is no larger: they cost it as much memory as the model, and a
 #: node that stays alone has no use of them.
 PUBLISHED_AT_START = 1 << 27
+#: Named values that a node owns, in bytes, at least; their backups need the same memory on other nodes.
+VALUE_BYTES = 512 << 20
 
 
 class Exchange:
@@ -68,16 +69,18 @@ class Exchange:
         replica: Vector,
         incarnation: int,
         environment: Environment,
+        value_bytes: int = VALUE_BYTES,
     ) -> None:
+        """`value_bytes`: most bytes of named values that this node owns."""
         self.manifest, self.settings, self.environment = manifest, settings, environment
         self.synchronous = synchronous = manifest.barrier_family == "bsp"
         # Without a staleness no delta is too old.
         self.stale_limit = stale_limit = None if staleness is None else max(10, 4 * staleness)
-        self._is_alone, has_backups = not settings.enabled, bool(settings.replicas)
+        has_backups = bool(settings.replicas)
         self._log, clock = environment.log, environment.clock
         self._genesis, parameters = bytes.fromhex(manifest.genesis), manifest.layout.parameter_total
         genesis = self._genesis
-        log = RepairLog(settings.log_bytes, settings.log_seconds if settings.enabled else 0.0)
+        log = RepairLog(settings.log_bytes, settings.log_seconds)
         self.store = store = ShardStore(
             swarm.node_id, manifest.bounds(), parameters, manifest.rule, log, synchronous=synchronous
         )
@@ -122,7 +125,7 @@ class Exchange:
             replicator=deltas.replicator,
             in_flight=deltas.in_flight,
             directory=directory,
-            settings=settings,
+            limit_bytes=value_bytes,
             environment=environment,
         )
         if store.holds_values:
@@ -173,13 +176,7 @@ class Exchange:
 
     def reading(self, pause: Callable[[], None]) -> ReplicaReading:
         """The replica, for a thread to write to disk (`pause`: see `ReplicaReading`)."""
-        return ReplicaReading(self.replica.copy() if self._is_alone else self.replica, pause)
-
-    def add_alone(self, delta: Vector) -> bool:
-        """Add a delta to the replica of a node that exchanges nothing; False for one out of range, left out."""
-        if is_in_range := is_delta_in_range(delta):
-            self.replica.vector += delta
-        return is_in_range
+        return ReplicaReading(self.replica, pause)
 
     def begin_at(self, step: int) -> None:
         """Set the step to start from: that of the restored checkpoint."""
@@ -250,7 +247,7 @@ class Exchange:
             self.store.own(shard, state, term, me, now, by_handover=False)
             if not self.store.holds_values:
                 self.replica.set_version(shard, term, version)
-                if not (version or self._is_alone) and self.replica.vector.size <= PUBLISHED_AT_START:
+                if not version and self.replica.vector.size <= PUBLISHED_AT_START:
                     await self.publisher.begin_run(self._genesis, shard, self.store.owned[shard])
             founded += 1
         return founded

@@ -34,6 +34,8 @@ FOLDER = "checkpoints"
 VECTOR_FILE = "vector.safetensors"
 TRAINER_FILE = "trainer.state"
 MARKER = "state.json"
+#: Checkpoints kept.
+KEPT = 2
 
 _NAME = re.compile(r"(\d+)-step-(\d+)")
 
@@ -92,7 +94,7 @@ def _write(disk: Disk, name: str, parts: Iterable[bytes | memoryview]) -> None:
         raise
 
 
-def finish(disk: Disk, folder: str, state: CheckpointState, keep: int) -> None:
+def finish(disk: Disk, folder: str, state: CheckpointState, keep: int = KEPT) -> None:
     """Write the marker, and then remove all but the `keep` checkpoints written last."""
     disk.write(f"{folder}/{MARKER}", msgspec.json.format(msgspec.json.encode(state)))
     names = disk.names(FOLDER)

@@ -14,7 +14,7 @@ from p2pnode.training.values.encoding import MAX_VALUE_BYTES, decode_key, decode
 from p2pnode.training.values.reducers import BUILT_IN, reduced
 from p2pnode.training.values.store import EncodedResult, EncodedValue
 
-FULL = "the store of its owner is full (exchange.value_bytes)"
+FULL = "the store of its owner is full"
 TOO_LARGE = f"a value takes at most {MAX_VALUE_BYTES:,} bytes"
 
 

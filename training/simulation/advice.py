@@ -94,7 +94,7 @@ def advise(
     if nodes < 2:
         raise ValueError(f"the swarm has {measured.workers:.0f} worker: a barrier needs two")
     tried = candidates(nodes)
-    if present is not None and present.method != "custom":
+    if present is not None:
         tried["as it runs"] = present
     found: list[Prediction] = []
     for name, barrier in tried.items():

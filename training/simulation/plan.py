@@ -20,7 +20,7 @@ from typing import Literal
 
 from p2pnode.overlay.discovery.sampling import BALL_NODES, POOL_AGE_S, POOL_BALLS
 from p2pnode.training.barriers.predicates import Barrier, make_barrier
-from p2pnode.training.settings import BarrierMethod, BarrierSettings
+from p2pnode.training.settings import BarrierSettings
 from p2pnode.training.simulation.step_times import StepTimes, Stragglers
 
 Discipline = Literal["event", "repoll", "hold", "pool"]
@@ -97,7 +97,7 @@ def parse_barrier(name: str) -> BarrierSettings:
     match = _NAME.match(name)
     if match is None:
         raise ValueError(f'"{name}" is not a barrier: write asp, bsp, ssp(4), pbsp(10) or pssp(4,10)')
-    method: BarrierMethod = match[1]  # type: ignore[assignment]
+    method = match[1]
     numbers = [int(number) for number in match.groups()[1:] if number]
     match method:
         case "ssp":

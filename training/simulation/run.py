@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from p2pnode.training.errors import TrainingError
+from p2pnode.training.settings import BarrierMethod
 from p2pnode.training.simulation.compiled import run_compiled
 from p2pnode.training.simulation.outcome import Outcome
 from p2pnode.training.simulation.plan import Plan
@@ -52,7 +53,7 @@ def why_not_compiled(plan: Plan) -> str:
     """Why the compiled engine does not support this plan; empty if it does."""
     if not has_numba():
         return "numba is not installed"
-    if plan.barrier.method == "custom":
+    if plan.barrier.method not in get_args(BarrierMethod):
         return "a custom barrier is Python"
     if plan.churn.rate > 0 or plan.delay_s > 0:
         return "it supports neither churn nor message delay"

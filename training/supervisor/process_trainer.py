@@ -30,7 +30,7 @@ from p2pnode.training.supervisor.process import (
     TrainerProcess,
     unexpected_end,
 )
-from p2pnode.training.supervisor.silence import Limits, OrderPace, SilenceVerdict, TrainerSilence
+from p2pnode.training.supervisor.silence import HANG_S, Limits, OrderPace, SilenceVerdict, TrainerSilence
 from p2pnode.training.supervisor.trainer_socket import START_TIMEOUT_S, start_connected
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.data_messages import DataFromDaemon, DataFromTrainer, DataTrained
@@ -72,10 +72,7 @@ OVERSLEPT_S = 1.0
 FILE_S = 60.0
 
 LEAVE_CALLED = "the script has called swarm.leave()"
-HANG_HINT = (
-    "in a long pass between two steps call swarm.alive() now and then, or put it into `with swarm.busy(...)`; "
-    "or raise training.hang_s"
-)
+HANG_HINT = "in a long pass between two steps call swarm.alive() now and then, or put it into `with swarm.busy(...)`"
 
 
 class ProcessTrainer:
@@ -98,6 +95,7 @@ class ProcessTrainer:
         memory: NodeMemory | None = None,
         on_state: Callable[[str], None] | None = None,
         on_output: Callable[[bytes], None] | None = None,
+        hang_s: float = HANG_S,
     ) -> None:
         self.vector: Vector = np.zeros(0, np.float32)
         self.delta: Vector = np.zeros(0, np.float32)
@@ -116,7 +114,7 @@ class ProcessTrainer:
         self._hello: TrainerHello | None = None
         self._has_trained = False
         self._end = TrainerEnd()
-        self._pace = OrderPace(settings.hang_s)
+        self._pace = OrderPace(hang_s)
         self._measured: list[Evaluation] = []
         self._on_data: Callable[[DataFromTrainer | RecordsFromTrainer], None] = lambda _: None
         self._on_engine: Callable[[EngineSaid], None] = lambda _: None
@@ -424,15 +422,15 @@ class ProcessTrainer:
             await self._judge(process, silence.verdict(now_s, limits), now_s)
 
     async def _judge(self, process: TrainerProcess, verdict: SilenceVerdict, now_s: float) -> None:
-        silent_s, hang_s = self._silence.silent_s(now_s), self._settings.hang_s
+        silent_s = self._silence.silent_s(now_s)
         match verdict:
             case SilenceVerdict.IDLE_TOO_LONG | SilenceVerdict.SILENT_TOO_LONG:
                 idle = " and used no processor time" if verdict is SilenceVerdict.IDLE_TOO_LONG else ""
-                reason = f"the trainer was silent for {silent_s:.0f} s{idle} (training.hang_s = {hang_s:g})"
-                self._failure = TrainerFailed(f"{reason}, so it was killed", HANG_HINT)
+                reason = f"the trainer was silent for {silent_s:.0f} s{idle}, so it was killed"
+                self._failure = TrainerFailed(reason, HANG_HINT)
                 await process.end()
             case SilenceVerdict.STALLED if self._state == "running":
-                self._log.warning("trainer_hung", silent_s=round(silent_s, 1), hang_s=hang_s, hint=HANG_HINT)
+                self._log.warning("trainer_hung", silent_s=round(silent_s, 1), hint=HANG_HINT)
                 self._set_state("hung")
             case SilenceVerdict.WELL:
                 self._moves()  # in its first turn it was idle for a while, and works again

@@ -20,7 +20,9 @@ from enum import Enum
 from p2pnode.training.trainer_link import messages
 from p2pnode.training.trainer_link.interface import BusyWith
 
-#: In multiples of `training.hang_s` (docs/faults.md): 10 s, 5 min and 1 h by default.
+#: A trainer that sends nothing for this long, and for four of its steps, is stalled.
+HANG_S = 10.0
+#: In multiples of that: 5 min and 1 h (docs/scripts.md).
 IDLE_FACTOR = 30.0
 WORKING_FACTOR = 360.0
 #: The same for the first turn, and for an order that writes a file: idle for so long it is stalled, and killed.
@@ -128,7 +130,7 @@ PACE_STEPS = 21
 
 
 class OrderPace:
-    """Of one trainer, over all its processes. `hang_s`: `training.hang_s`."""
+    """Of one trainer, over all its processes. `hang_s`: tests give a shorter `HANG_S`."""
 
     def __init__(self, hang_s: float) -> None:
         self._hang_s = hang_s

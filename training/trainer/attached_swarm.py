@@ -165,7 +165,7 @@ class AttachedSwarm:
 
     def alive(self) -> None:
         """Say that all is well, in work between two steps that takes long: a silent script counts as stalled after
-        `training.hang_s`. May be called as often as you like, from any thread, and on any rank."""
+        10 s and four of its steps. May be called as often as you like, from any thread, and on any rank."""
         now_s = time.monotonic()
         if now_s - self._alive_s >= ALIVE_INTERVAL_S:
             self._alive_s = now_s

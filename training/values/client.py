@@ -27,7 +27,6 @@ from p2pnode.training.exchange.owner.replication import DeltaReplicator
 from p2pnode.training.exchange.rpc import ExchangeRpc
 from p2pnode.training.exchange.run_state import RebalanceRequests, RunState, SwarmView
 from p2pnode.training.exchange.store.shard_store import ShardStore
-from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.value_batch import KeyUpdate
 from p2pnode.training.shards.value_updates import wrong_timestamp
@@ -195,7 +194,7 @@ class SwarmValues:
         replicator: DeltaReplicator,
         in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]],
         directory: OwnerDirectory,
-        settings: ExchangeSettings,
+        limit_bytes: int,
         environment: Environment,
     ) -> None:
         """`in_flight`: what a hand-over waits for, of `DeltaHandler`."""
@@ -209,7 +208,7 @@ class SwarmValues:
             store=store,
             replicator=replicator,
             in_flight=in_flight,
-            settings=settings,
+            limit_bytes=limit_bytes,
             environment=environment,
         )
         self.handler = handler = ValueHandler(

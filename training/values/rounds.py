@@ -25,7 +25,6 @@ from p2pnode.training.exchange.run_state import RunState
 from p2pnode.training.exchange.store.records import Owned
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.exchange.terms import Term
-from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.applied import DeltaId
 from p2pnode.training.shards.value_batch import MAX_BATCH_BYTES, MAX_UPDATES, KeyUpdate, ValueBatch, encode_batch
 from p2pnode.training.shards.value_table import ValueTable
@@ -54,7 +53,8 @@ class _Prepared(NamedTuple):
 
 
 class ValueRounds(ShardTasks):
-    """The queues and rounds of one node. `in_flight` has what a hand-over waits for, as in `DeltaHandler`."""
+    """The queues and rounds of one node. `in_flight` has what a hand-over waits for, as in `DeltaHandler`.
+    An update that needs more than `limit_bytes` of values owned here is refused."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ValueRounds(ShardTasks):
         store: ShardStore,
         replicator: DeltaReplicator,
         in_flight: dict[tuple[int, DeltaId], asyncio.Future[None]],
-        settings: ExchangeSettings,
+        limit_bytes: int,
         environment: Environment,
     ) -> None:
         super().__init__("value-round", environment)
@@ -73,7 +73,7 @@ class ValueRounds(ShardTasks):
         self._store = store
         self._replicator = replicator
         self._in_flight = in_flight
-        self._value_bytes = settings.value_bytes
+        self.limit_bytes = limit_bytes
         #: What waits or is being applied, in its order.
         self._queues: dict[int, dict[DeltaId, Waiting]] = {}
         #: How many batches of each shard were made here.
@@ -229,7 +229,7 @@ class ValueRounds(ShardTasks):
 
     def _room_bytes(self) -> int:
         """How much larger the tables owned here may become."""
-        return self._value_bytes - sum(table_of(owned).size_bytes for owned in self._store.owned.values())
+        return self.limit_bytes - sum(table_of(owned).size_bytes for owned in self._store.owned.values())
 
     async def check_backups(self) -> None:
         """Send the backups of shards to which nothing was added for `CHECK_S` an empty batch, again and again: one that

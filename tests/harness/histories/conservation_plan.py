@@ -95,7 +95,6 @@ def exchange_settings(chance: random.Random, robust: Robust, *, changes: bool) -
         weight=weight,
         outer_lr=lr,
         outer_momentum=momentum,
-        tenure_s=8.0,
         robust=robust,
     )
 

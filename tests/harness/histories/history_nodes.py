@@ -50,7 +50,9 @@ class HistoryNodes:
         self.bounds = shard_bounds(VALUES, SHARDS)
         self.tally = Tally(seed)
         self.chance = random.Random(f"{seed}/faults")
-        self.world = World(seed, settings=plan.settings, shards=SHARDS, values=VALUES, synchronous=plan.synchronous)
+        self.world = World(
+            seed, settings=plan.settings, shards=SHARDS, values=VALUES, synchronous=plan.synchronous, tenure_s=8.0
+        )
         self.ledger = Ledger(f"seed {seed}", plan.settings, self.bounds, exact=plan.is_exact)
         self.clocks = ProgressClocks(SHARDS, plan.links.loss)
         self.names: dict[bytes, str] = {}

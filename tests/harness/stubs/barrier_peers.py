@@ -10,7 +10,7 @@ from p2pnode.overlay.discovery.population import Population
 from p2pnode.overlay.peers import Activity, Heartbeat, Peer, PeerTable
 from p2pnode.training.barriers.predicates import make_barrier
 from p2pnode.training.barriers.waiter import BarrierWaiter
-from p2pnode.training.settings import BarrierMethod, BarrierSettings
+from p2pnode.training.settings import BarrierSettings
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
 
@@ -106,7 +106,7 @@ class FakeOverlay:
 Scenario = Callable[[FakeOverlay, BarrierWaiter], Coroutine[Any, Any, None]]
 
 
-def play(scenario: Scenario, method: BarrierMethod = "pbsp", **settings: Any) -> None:
+def play(scenario: Scenario, method: str = "pbsp", **settings: Any) -> None:
     """Run a scenario on the virtual loop with a gate of the method (s = 4 where it has one)."""
 
     async def main() -> None:

@@ -15,7 +15,6 @@ from p2pnode.overlay.kademlia.protocol import SwarmProtocol
 from p2pnode.overlay.kademlia.routing_table import ContactTable
 from p2pnode.overlay.membership.service import Membership
 from p2pnode.overlay.peers import Contact, Heartbeat
-from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import heartbeat
 from tests.harness.environment.simulated import ListLog, Record, make_environment
 
@@ -70,14 +69,12 @@ class RecordingProtocol:
 class MembershipWorld:
     """A membership over a protocol that records, made on a virtual loop."""
 
-    def __init__(self, settings: LivenessSettings | None = None) -> None:
+    def __init__(self) -> None:
         self.records: list[Record] = []
         self.recorder = RecordingProtocol()
         environment = make_environment(log=ListLog(self.records))
         self.clock = environment.clock
-        self.membership = Membership(
-            heartbeat(OWN), 20, self.recorder.protocol, settings or LivenessSettings(), environment
-        )
+        self.membership = Membership(heartbeat(OWN), 20, self.recorder.protocol, environment)
         self.members = self.membership.members
 
     def answered(self, seen: Heartbeat, home: Contact) -> None:

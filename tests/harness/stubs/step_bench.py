@@ -7,8 +7,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.peers import Activity
 from p2pnode.training.barriers.predicates import make_barrier
@@ -40,7 +38,6 @@ class RecordingExchange:
         self.trainer: LoadingTrainer | None = None
         #: Steps whose delta is refused as not finite.
         self.not_finite: range | list[int] = []
-        self.vector = np.zeros(8, np.float32)
         self.pushes: list[tuple[int, int, float]] = []
         self.pulls: list[int] = []
         #: With how many of these pulls the trainer's delta was given, to be compared with what changes.
@@ -91,10 +88,6 @@ class RecordingExchange:
         return PushReport(
             1, refused, {0} if refused else set(), {0: self.added_version}, bytes_sent=8, returned=self.returned
         )
-
-    def add_alone(self, delta: Any) -> bool:
-        self.vector += delta
-        return not self.not_finite
 
     async def pull(self, step: int, sent: Vector | None = None) -> PullReport:
         trainer = self.trainer

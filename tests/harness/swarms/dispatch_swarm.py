@@ -190,6 +190,7 @@ def simulate(
     lease_s: float = 3.0,
     limit_s: float = 3600,
     rules: QueueRules = MasterService.rules,
+    chunks_per_task: int = 2,
     **settings: Any,
 ) -> DispatchSwarm:
     """Run a scenario; `settings` are of `[dispatch]`."""
@@ -197,7 +198,7 @@ def simulate(
     worlds = []
 
     async def main() -> None:
-        given = {"chunks_per_task": 2, "passes": 2, **settings}
+        given = {"passes": 2, **settings}
         swarm = DispatchSwarm(
             seed=seed,
             files=dataset(chunks, records),
@@ -211,7 +212,7 @@ def simulate(
         finally:
             await swarm.stop()
 
-    with mock.patch.object(MasterService, "rules", rules):
+    with mock.patch.multiple(MasterService, rules=rules, chunks_per_task=chunks_per_task):
         VirtualLoop().run(main(), limit_s=limit_s)
     assert worlds[0].of("service_failed") == []
     return worlds[0]

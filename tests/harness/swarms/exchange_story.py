@@ -38,6 +38,7 @@ def simulate(
     synchronous: bool = False,
     owners: int = 1,
     settle_s: float = 3.0,
+    tenure_s: float = 3.0,
     **changes: float | str,
 ) -> World:
     """A swarm that has settled, then the scenario; returns the world for a look at its records.
@@ -50,8 +51,8 @@ def simulate(
 
     async def main() -> None:
         plain = ExchangeSettings(codec="float32", shards=shards, weight="sum", outer_lr=1.0, outer_momentum=0.0)
-        settings = msgspec.structs.replace(plain, **{"tenure_s": 3.0, **changes})
-        world = World(seed, settings=settings, shards=shards, values=values, synchronous=synchronous)
+        settings = msgspec.structs.replace(plain, **changes)
+        world = World(seed, settings=settings, shards=shards, values=values, synchronous=synchronous, tenure_s=tenure_s)
         worlds.append(world)
         try:
             names = [f"n{number}" for number in range(nodes)]

@@ -22,6 +22,7 @@ from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import RequestRejected, TransportError
 from p2pnode.training.exchange.directory import shard_key
 from p2pnode.training.exchange.exchange import Exchange
+from p2pnode.training.exchange.recovery.rebalancing import TENURE_S
 from p2pnode.training.manifest import PROTOCOL, Manifest
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.outer_rule import Rule
@@ -88,7 +89,16 @@ NOBODY = Member("nobody", Contact(b"\x00" * 20, Address("10.255.255.255", 1)))
 class World:
     """All machines and the network between them."""
 
-    def __init__(self, seed: int, *, settings: ExchangeSettings, shards: int, values: int, synchronous: bool) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        settings: ExchangeSettings,
+        shards: int,
+        values: int,
+        synchronous: bool,
+        tenure_s: float = TENURE_S,
+    ) -> None:
         self.seed = seed
         self.random = random.Random(f"{seed}/world")
         self.clock = VirtualClock()
@@ -96,6 +106,7 @@ class World:
         self.records: list[Record] = []
         self.members: dict[str, Member] = {}
         self.settings = settings
+        self._tenure_s = tenure_s
         self.synchronous = synchronous
         self.requests = 0
         self.observers: list[Observer] = []
@@ -175,6 +186,7 @@ class World:
                 log=self.make_log(name),
             ),
         )
+        exchange.rebalancer.tenure_s = self._tenure_s
         member.overlay, member.exchange = overlay, exchange
         await exchange.start()
         for other in others:

@@ -15,7 +15,7 @@ from p2pnode.overlay.peers import Activity, PeerChange
 from p2pnode.overlay.sealing.sealed_transport import SealedTransport
 from p2pnode.overlay.sealing.sealer import MAX_SEALED_BYTES
 from p2pnode.overlay.sealing.swarm_key import KeyRing
-from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
+from p2pnode.overlay.settings import NodeSettings, OverlaySettings, SwarmSettings
 from p2pnode.overlay.transport import Transport
 from tests.harness.environment.simulated import (
     ListLog,
@@ -97,7 +97,7 @@ class OverlayWorld:
             identity=identity,
             incarnation=next_incarnation(disk, 0.0),
             boot_id=int.from_bytes(entropy.token(8), "big"),
-            settings=OverlaySettings(settings, SwarmSettings(run=run or self.run), LivenessSettings()),
+            settings=OverlaySettings(settings, SwarmSettings(run=run or self.run)),
             transport=transport,
             environment=make_environment(clock=clock, entropy=entropy, disk=disk, log=log),
             gateway=gateway,

@@ -15,7 +15,7 @@ from tests.harness.swarms.exchange_swarm import Member, World
 
 SHARDS = 8
 KEYS = [f"key{number}" for number in range(100)]
-SETTINGS = ExchangeSettings(shards=SHARDS, tenure_s=5.0)
+SETTINGS = ExchangeSettings(shards=SHARDS)
 
 
 class Few:
@@ -37,6 +37,12 @@ class Few:
         exchange = self.world.members[name].exchange
         assert exchange is not None
         return DecodedValues(exchange.values)
+
+    def limit_bytes(self, name: str, limit: int) -> None:
+        """Let a node own so many bytes of values at most."""
+        exchange = self.world.members[name].exchange
+        assert exchange is not None
+        exchange.values.handler.rounds.limit_bytes = limit
 
     def owner(self, key: str) -> Member:
         (owner,) = self.owners(shard_of(encode_key(key), SHARDS))

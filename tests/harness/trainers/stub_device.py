@@ -130,12 +130,12 @@ def host_of(
     leaders: int = 2,
     **settings: Any,
 ) -> HostTrainer:
-    """One trainer made of these; settings of `[devices]`, and `local_steps` and `max_restarts` of `[training]`.
+    """One trainer made of these; settings of `[devices]`, and `local_steps` of `[training]`.
     `leaders`: those whose values have memory."""
     vector: Vector = np.zeros(SIZE, np.float32)
     for device in devices:
         device.vector = vector
-    of_training = {key: settings.pop(key) for key in ("local_steps", "max_restarts") if key in settings}
+    of_training = {key: settings.pop(key) for key in ("local_steps",) if key in settings}
     memory = [np.zeros(SIZE, np.float32) for _ in range(leaders)]
     environment = make_environment(log=log) if log is not None else make_environment()
     return HostTrainer(

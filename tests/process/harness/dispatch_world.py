@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from p2pnode.training.dispatch.chunks import USUAL_TASKS
 from tests.harness.builders.record_files import write_records
 from tests.process.harness.swarm_world import START_S, ProcessNode, kill_all, until
 
@@ -33,7 +34,6 @@ class ChaosPlan:
 
     records: int
     records_per_chunk: int
-    chunks_per_task: int
     passes: int
     workers: int = 5
     masters: int = 1
@@ -49,7 +49,7 @@ class ChaosPlan:
 
     @property
     def records_per_task(self) -> int:
-        return self.records_per_chunk * self.chunks_per_task
+        return self.records_per_chunk * max(1, self.records // self.records_per_chunk // USUAL_TASKS)
 
 
 @dataclass
@@ -136,7 +136,6 @@ class Chaos:
             "exchange.shards": 4,
             "dispatch.source": "master",
             "dispatch.records": ["train.recordio"],
-            "dispatch.chunks_per_task": plan.chunks_per_task,
             "dispatch.passes": plan.passes,
             "dispatch.store": plan.store,
             "log.format": "json",

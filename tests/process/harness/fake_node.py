@@ -1,8 +1,8 @@
 """A substitute for the daemon: the real status server over a source that pretends to learn. Started as a process.
 
 `python -m tests.process.harness.fake_node start --config FILE [--set KEY=VALUE]…`: its accuracy rises by 0.1 with each
-evaluation, to 0.99 with the exchange and 0.6 without. `training.options.misbehave` makes it `die` at once, `ignore`
-every request to end, or `fork` a child.
+evaluation, to 0.99. The task `fake:Die` makes it die at once, `fake:Ignore` ignore every request to end, and
+`fake:Unable` end at 0.6.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class FakeSource:
         self._began = time.monotonic()
 
     def accuracy(self, evaluation: int) -> float:
-        return min(0.99 if self._config.exchange.enabled else 0.6, 0.5 + 0.1 * evaluation)
+        return min(0.6 if self._misbehave == "unable" else 0.99, 0.5 + 0.1 * evaluation)
 
     async def learn(self) -> None:
         """One event per evaluation, until cancelled."""

@@ -15,6 +15,7 @@ from p2pnode.overlay.system import SystemClock
 from p2pnode.training.settings import TrainingSettings
 from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.supervisor.process_trainer import ProcessTrainer
+from p2pnode.training.supervisor.silence import HANG_S
 from tests.process.harness.forked_python import ForkServer, trainers_are_forks, with_torch
 
 
@@ -54,7 +55,9 @@ class World:
         self.states: list[str] = []
         self.trainers: list[ProcessTrainer] = []
 
-    def trainer(self, kind: str = "Plain", *, command: list[str] | None = None, **settings: Any) -> ProcessTrainer:
+    def trainer(
+        self, kind: str = "Plain", *, command: list[str] | None = None, hang_s: float = HANG_S, **settings: Any
+    ) -> ProcessTrainer:
         settings.setdefault("threads", 1)
         settings.setdefault("task", f"tests.harness.trainers.tasks:{kind}")
         trainer = ProcessTrainer(
@@ -65,6 +68,7 @@ class World:
             log=self.log,
             clock=SystemClock(),
             on_state=self.states.append,
+            hang_s=hang_s,
         )
         self.trainers.append(trainer)
         return trainer

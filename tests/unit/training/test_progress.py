@@ -64,7 +64,7 @@ def counts(failures: Failures, causes: list[str], every_s: float = HOUR_S) -> li
 
 def test_failures_of_one_cause_count_together_whatever_is_completed_between() -> None:
     """Each start completes steps, an hour long; another cause between changes nothing."""
-    failures = Failures(max_restarts=4)
+    failures = Failures()
     found = counts(failures, ["a", "a", "b", "a", "a", "a"])
 
     assert found == [1, 2, 1, 3, 4, 5]
@@ -73,12 +73,12 @@ def test_failures_of_one_cause_count_together_whatever_is_completed_between() ->
 
 def test_a_failure_a_day_is_forgotten() -> None:
     """A run of weeks meets the same short fault of its network again and again."""
-    assert counts(Failures(4), ["a"] * 20, every_s=WINDOW_S + 1) == [1] * 20
+    assert counts(Failures(), ["a"] * 20, every_s=WINDOW_S + 1) == [1] * 20
 
 
 def test_a_process_that_is_ended_from_outside_counts_only_without_a_completed_step() -> None:
     """A week of preemptions is no failure of the script; one that is always killed before its first step is."""
-    failures = Failures(4)
+    failures = Failures()
     assert counts(failures, [""] * 100) == [1] * 100
     failures.completed_step()
     assert [failures.note("", now) for now in range(5)] == [1, 2, 3, 4, 5]
@@ -86,7 +86,7 @@ def test_a_process_that_is_ended_from_outside_counts_only_without_a_completed_st
 
 def test_all_failures_without_a_completed_step_count() -> None:
     """A script that never gets far may say something else each time."""
-    failures = Failures(4)
+    failures = Failures()
     assert [failures.note(cause, 0.0) for cause in "abcde"] == [1, 2, 3, 4, 5]
     failures.completed_step()
     assert failures.note("f", 0.0) == 1

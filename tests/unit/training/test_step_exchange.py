@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from p2pnode.overlay.peers import Activity
-from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.stories import run_by
@@ -56,22 +55,20 @@ async def test_under_bsp_a_step_begins_when_the_values_of_the_last_one_have_ente
     assert bench.exchange.history == [(part, number) for number in (1, 2) for part in step]
 
 
-@pytest.mark.parametrize("enabled", [True, False])
 @run_by(run)
-async def test_while_a_delta_is_exchanged_progress_adds_up(enabled: bool) -> None:
+async def test_while_a_delta_is_exchanged_progress_adds_up() -> None:
     """An exchange of 2.5 s beside steps of 1 s: each third step has a delta, with all that was trained, and the rest
     goes out at the end. Each step has one row, in order. The others are told the samples of a whole delta, by which
     they weigh their own."""
-    bench = LoopBench(max_steps=8, exchange=ExchangeSettings(enabled=enabled))
+    bench = LoopBench(max_steps=8)
     bench.exchange.push_s = 2.5
     began = bench.clock.monotonic()
     await bench.run()
 
-    if enabled:
-        assert [step for step, *_ in bench.exchange.pushes] == [1, 4, 7, 8]
-        assert np.array_equal(handed_over(bench), bench.trainer.expected(list(range(1, 9))))
-        assert [told["samples"] for told in bench.swarm.announced if told.get("samples")] == [64, 192, 192, 64]
-        assert bench.clock.monotonic() - began == pytest.approx(1.0 + 2.5 + 0.5 + 2.5 + 0.5 + 2.5 + 2.5)
+    assert [step for step, *_ in bench.exchange.pushes] == [1, 4, 7, 8]
+    assert np.array_equal(handed_over(bench), bench.trainer.expected(list(range(1, 9))))
+    assert [told["samples"] for told in bench.swarm.announced if told.get("samples")] == [64, 192, 192, 64]
+    assert bench.clock.monotonic() - began == pytest.approx(1.0 + 2.5 + 0.5 + 2.5 + 0.5 + 2.5 + 2.5)
     assert [row["step"] for row in bench.progress.steps] == list(range(1, 9))
     assert bench.progress.training_share == pytest.approx(1.0)
 
@@ -132,10 +129,11 @@ async def test_the_last_delta_is_pushed_as_such() -> None:
 @run_by(run)
 async def test_a_failed_trainer_leaves_no_step_uncounted() -> None:
     """The push is waited for before the run fails."""
-    bench = bench_of(max_restarts=0)
+    bench = bench_of()
     bench.exchange.push_s = 3.0
     running = asyncio.create_task(bench.run())
     await asyncio.sleep(1.5)
+    bench.trainer.fail_start = TrainerFailed("its memory is broken", fatal=True)
     bench.trainer.crash_next()
     with pytest.raises(TrainerFailed):
         await running

@@ -34,6 +34,8 @@ from p2pnode.training.swarm import Swarm
 TICK_S = 0.5
 #: Shards ranked without a turn of the loop for others: what is the same for all is found once.
 RANKED_AT_ONCE = 8
+#: Seconds an owner keeps a shard that it was handed before it hands it to a better placed node.
+TENURE_S = 30.0
 #: A table of named values is small: it is kept no longer than this, so that a joiner has its share soon.
 VALUES_TENURE_S = 2.0
 #: How often a leaving node checks whether all its shards have been taken.
@@ -119,6 +121,8 @@ class Rebalancer:
     duties: Sequence[Duty]
     settings: ExchangeSettings
     environment: Environment
+    #: A benchmark sets another one for all.
+    tenure_s = TENURE_S
 
     def __post_init__(self) -> None:
         self._clock = self.environment.clock
@@ -237,7 +241,7 @@ class Rebalancer:
         if not owned.by_handover or self.run_state.is_leaving or not self.swarm.is_eligible:
             return False
         most_s = math.inf if owned.state.table is None else VALUES_TENURE_S
-        return self._clock.monotonic() - owned.since < min(self.settings.tenure_s, most_s)
+        return self._clock.monotonic() - owned.since < min(self.tenure_s, most_s)
 
     def _can_hand_over(self, backup: Contact, first: Contact, ranked: list[Contact]) -> bool:
         """Whether the shard can be handed over: its backup is the best candidate, or the owner is leaving.

@@ -35,7 +35,7 @@ class Owned:
     moving: bool = False
     #: The highest term number promised to a learner: no two snapshots share one.
     promised: int = 0
-    #: The shard came by a hand-over, so that the minimum time as owner (`exchange.tenure_s`) applies. It does not apply
+    #: The shard came by a hand-over, so that the minimum time as owner (`Rebalancer.tenure_s`) applies. Not
     #: after genesis or a take-over: a young swarm may spread its shards at once.
     by_handover: bool = False
     #: After a take-over: the term of the copy that it began with, and how many deltas that copy had.

@@ -81,12 +81,6 @@ class Replica:
         version = self.shard_versions[shard]
         return Stamp(version, ended) if self._begun[shard] == ended else None
 
-    def copy(self) -> Replica:
-        """The vector as it is now, with its versions, for a thread to read."""
-        twin = Replica(self.vector.copy(), self.bounds)
-        twin.restore_versions(self.shard_versions)
-        return twin
-
     def versions(self) -> list[tuple[Term, int]]:
         """(term, version) of every shard; the term is the one by which the copy ranks among copies."""
         return list(self.shard_versions)

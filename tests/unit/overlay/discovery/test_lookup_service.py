@@ -14,7 +14,7 @@ from p2pnode.overlay.kademlia.messages import FindNode, Nodes, pack_contact, pac
 from p2pnode.overlay.local_node import LocalNode
 from p2pnode.overlay.membership.members import NegativeCache
 from p2pnode.overlay.peers import Contact
-from p2pnode.overlay.settings import LivenessSettings, NodeSettings, OverlaySettings, SwarmSettings
+from p2pnode.overlay.settings import NodeSettings, OverlaySettings, SwarmSettings
 from tests.harness.builders.peers import ids
 from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
@@ -35,7 +35,7 @@ class World:
         self.silent: list[bytes] = []
         self.answered: list[RecordedCall] = []
         local = LocalNode(OWN, 1, 1, "tests", Address("10.0.0.1", 8468))
-        settings = OverlaySettings(NodeSettings(), SwarmSettings(), LivenessSettings())
+        settings = OverlaySettings(NodeSettings(), SwarmSettings())
         members: Any = SimpleNamespace(negative=self.negative)
         self.service = LookupService(local, self.recorder.protocol, members, settings, VirtualClock())
 

@@ -17,7 +17,6 @@ from p2pnode.overlay.membership.failure_detector import (
     FailureDetector,
     LocalHealth,
 )
-from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import ids
 from tests.harness.stubs.recording_network import Done, RecordingNetwork
 
@@ -29,8 +28,7 @@ class Detector(FailureDetector):
 
     def __init__(self, *members: bytes, now: float = 0.0) -> None:
         self.network = RecordingNetwork()
-        settings, rng = LivenessSettings(), random.Random(1)
-        super().__init__(OWN, 3, settings, rng, now, self.network, self.network.changed)
+        super().__init__(OWN, 3, random.Random(1), now, self.network, self.network.changed)
         for member in members:
             self.on_response(member, 1, now)
         assert self.done() == []

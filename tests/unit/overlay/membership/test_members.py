@@ -23,7 +23,6 @@ from p2pnode.overlay.membership.members import (
     claimed_address,
 )
 from p2pnode.overlay.peers import Activity, Contact, Heartbeat
-from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import contact, heartbeat, ids
 from tests.harness.environment.simulated import make_environment
 from tests.harness.stubs.recording_network import Done, RecordingNetwork
@@ -51,7 +50,7 @@ class Members(MemberList):
     def __init__(self) -> None:
         self.clock, self.network = SetClock(), RecordingNetwork()
         table, environment = ContactTable(20, Node(OWN)), make_environment(clock=self.clock)
-        super().__init__(heartbeat(OWN), table, 20, LivenessSettings(), environment, self.network)
+        super().__init__(heartbeat(OWN), table, 20, environment, self.network)
 
     def done(self) -> list[Done]:
         """Since the last call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from unittest import mock
 
 import pytest
 
@@ -20,9 +21,9 @@ from p2pnode.overlay.kademlia.messages import (
     StreamsFailing,
     pack_contact,
 )
+from p2pnode.overlay.membership import failure_detector
 from p2pnode.overlay.membership.service import BROADCAST_MAX_PEERS, DEATHS_AT_ONCE, REDIAL_DEAD_S, STREAM_FAILURE_S
 from p2pnode.overlay.peers import Contact, PeerChange
-from p2pnode.overlay.settings import LivenessSettings
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.stories import in_world, played_by, run_by
@@ -277,8 +278,8 @@ async def test_a_response_and_a_restart_reset_the_count(world: World) -> None:
 class Alone(MembershipWorld):
     """One peer is known, and answers nothing."""
 
-    def __init__(self, settings: LivenessSettings) -> None:
-        super().__init__(settings)
+    def __init__(self) -> None:
+        super().__init__()
         self.changes: list[tuple[str, float]] = []
         self.membership.on_change(lambda change: self.changes.append((change.kind, self.clock.monotonic())))
         self.answered(heartbeat(PEER.node_id), PEER)
@@ -293,9 +294,14 @@ class Alone(MembershipWorld):
             given_up = len(self.recorder.calls)
 
 
-def play(story: Callable[[Alone], Awaitable[None]], **settings: float) -> None:
+def play(
+    story: Callable[[Alone], Awaitable[None]],
+    *,
+    probe_interval_s: float = failure_detector.PROBE_INTERVAL_S,
+    suspicion_s: float = failure_detector.SUSPICION_S,
+) -> None:
     async def probing() -> None:
-        world = Alone(LivenessSettings(**settings))  # type: ignore[arg-type]
+        world = Alone()
         world.membership.start()
         await story(world)
         world.membership.close()
@@ -303,7 +309,8 @@ def play(story: Callable[[Alone], Awaitable[None]], **settings: float) -> None:
         await asyncio.sleep(30)
         assert len(world.recorder.calls) == sent, "a stopped prober sends nothing"
 
-    run(probing())
+    with mock.patch.multiple(failure_detector, PROBE_INTERVAL_S=probe_interval_s, SUSPICION_S=suspicion_s):
+        run(probing())
 
 
 @played_by(play, probe_interval_s=10.0, suspicion_s=1.0)

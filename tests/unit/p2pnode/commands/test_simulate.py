@@ -47,7 +47,7 @@ def test_barriers_are_compared_in_a_table_and_drawn(capsys: pytest.CaptureFixtur
     [
         (["--barrier", "nope"], ["nope", "pssp"]),
         (["--compare", "asp,nope"], ["nope", "pssp"]),
-        (["--barrier", "custom", "--custom", "nowhere:rule"], ["nowhere:rule"]),
+        (["--barrier", "nowhere:rule"], ["nowhere:rule"]),
         (["--steps", "exp:-1"], ["exp:-1"]),
         (["--steps", "trace:/nowhere.json"], ["/nowhere.json"]),
         (["--stragglers", "150%x4"], ["150%x4"]),

@@ -37,7 +37,7 @@ def test_the_goal_must_hold_three_times_in_a_row_at_every_node(accuracies: list[
 
 def test_the_configuration_of_the_nodes_loads_and_each_has_a_part(tmp_path: Path) -> None:
     """The parts are disjoint and lack classes, ports are free ones, and no node begins before all are there."""
-    plan = dataclasses.replace(PLAN, nodes=4, barrier="bsp", exchange=False, seed=7)
+    plan = dataclasses.replace(PLAN, nodes=4, barrier="bsp", seed=7)
     config = node_config(plan, tmp_path)
     path = tmp_path / "node.toml"
     path.write_text(node_toml(config))
@@ -48,7 +48,7 @@ def test_the_configuration_of_the_nodes_loads_and_each_has_a_part(tmp_path: Path
     assert options(plan, 3) == {"part": 3, "parts": 4, "lacking": 3}
     assert (config.training.min_nodes, config.training.seed, config.training.threads) == (4, 7, 1)
     assert (config.node.port, config.status.port) == (0, 0)
-    assert (config.barrier.method, config.exchange.enabled) == ("bsp", False)
+    assert config.barrier.method == "bsp"
 
 
 def test_the_summary_has_the_figures() -> None:

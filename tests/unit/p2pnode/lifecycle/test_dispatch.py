@@ -73,10 +73,10 @@ class Trainer:
 class Parts:
     """A node's dispatch with everything around it replaced."""
 
-    def __init__(self, *, role: str = "peer", source: str = "", serve: bool = False, linger_s: float = 0.0) -> None:
+    def __init__(self, *, role: str = "peer", source: str = "", linger_s: float = 0.0) -> None:
         config = Config(
             node=NodeSettings(role=role),  # type: ignore[arg-type]
-            dispatch=DispatchSettings(source=source, serve=serve),  # type: ignore[arg-type]
+            dispatch=DispatchSettings(source=source),  # type: ignore[arg-type]
             training=TrainingSettings(linger_s=linger_s),
         )
         self.overlay, self.trainer = Overlay(), Trainer()
@@ -96,22 +96,22 @@ class Parts:
 
 
 @pytest.mark.parametrize(
-    ("role", "source", "serve", "parts"),
+    ("role", "source", "parts"),
     [
-        ("peer", "", False, (False, False)),
-        ("peer", "", True, (True, False)),
-        ("peer", "master", False, (False, True)),
-        ("peer", "master", True, (True, True)),
-        ("master", "", False, (True, False)),
-        ("master", "master", False, (True, False)),
+        ("peer", "", (False, False)),
+        ("peer+master", "", (True, False)),
+        ("peer", "master", (False, True)),
+        ("peer+master", "master", (True, True)),
+        ("master", "", (True, False)),
+        ("master", "master", (True, False)),
     ],
 )
 @on_loop
-def test_role_and_settings_say_whether_a_node_serves_and_whether_it_draws(
-    role: str, source: str, serve: bool, parts: tuple[bool, bool]
+def test_role_and_source_say_whether_a_node_serves_and_whether_it_draws(
+    role: str, source: str, parts: tuple[bool, bool]
 ) -> None:
     """A node with the role of a master draws nothing; every node keeps the record of who serves."""
-    dispatch = Parts(role=role, source=source, serve=serve)
+    dispatch = Parts(role=role, source=source)
     assert (dispatch.dispatch.master is not None, dispatch.dispatch.records is not None) == parts
     assert MASTER in dispatch.overlay.registered
     assert (DISPATCH in dispatch.overlay.registered) == parts[0]
@@ -155,7 +155,7 @@ def test_a_master_whose_job_is_done_stays_for_those_that_have_not_heard(
     activities: list[Activity], linger_s: float, stays_s: float | None
 ) -> None:
     """For workers as long as they train, for a joiner as long as the node lingers, otherwise for some seconds."""
-    parts = Parts(serve=True, linger_s=linger_s)
+    parts = Parts(role="peer+master", linger_s=linger_s)
     parts.overlay.activities = activities
     assert parts.dispatch.stay_s() is None, "the job goes on"
     done: Any = SimpleNamespace(is_done=True)
@@ -177,13 +177,13 @@ def test_a_run_whose_last_pass_failed_throughout_is_a_failure() -> None:
     assert failure is not None
     assert failure.exit_code == ExitCode.TRAINER
     assert "no record could be trained on" in str(failure)
-    assert Parts(serve=True).dispatch.failure() is None
+    assert Parts(role="peer+master").dispatch.failure() is None
 
 
 @run_by(run)
 async def test_all_parts_start_and_stop_with_the_node() -> None:
     """Each under the genesis of the swarm; a node without any has nothing to do."""
-    both, called = Parts(source="master", serve=True), []
+    both, called = Parts(role="peer+master", source="master"), []
 
     def part(name: str) -> Any:
         async def ended(*given: Any) -> None:

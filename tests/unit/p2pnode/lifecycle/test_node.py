@@ -14,6 +14,7 @@ from p2pnode.lifecycle.node import Node
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Activity
 from p2pnode.training.supervisor.gpu_monitor import GpuReading
+from p2pnode.training.trainer_link.interface import TrainerFailed
 from tests.harness.runner.stories import played_by
 from tests.harness.swarms.status_swarm import simulate
 from tests.harness.swarms.swarm import Swarm
@@ -115,10 +116,11 @@ async def test_a_model_that_cannot_fit_is_refused_before_it_is_exchanged(swarm: 
 @played_by(simulate)
 async def test_what_the_driver_has_reported_is_in_the_last_sentence(swarm: Swarm) -> None:
     """A trainer that its GPU has ended may not know why."""
-    host = swarm.start("n0", training__max_restarts=0)
+    host = swarm.start("n0")
     await swarm.until(lambda: host.living.progress.step >= 1, within_s=30, what="it trains")
     host.living.gpus.readings = {"cuda:0": GpuReading("H100", error="Xid 79: it is gone"), "cuda:1": GpuReading("H100")}
     assert isinstance(host.trainer, StubTrainer)
+    host.trainer.fail_start = TrainerFailed("it is gone", fatal=True)
     host.trainer.crash_next()
     assert host.task is not None
     await asyncio.wait([host.task], timeout=60)

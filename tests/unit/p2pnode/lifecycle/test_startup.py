@@ -166,7 +166,7 @@ async def test_a_damaged_vector_gives_the_whole_checkpoint_before_it(swarm: Swar
 @played_by(simulate)
 async def test_a_vector_that_cannot_be_read_to_its_end_leaves_the_models_own_values(swarm: Swarm) -> None:
     """The first half of it is in the trainer's memory when the disk fails: the model writes its own values again."""
-    host = swarm.start("n0", training__checkpoint_s=1.0, training__keep_checkpoints=1)
+    host = swarm.start("n0", training__checkpoint_s=1.0)
     await swarm.until(lambda: host.living.progress.step >= 2, within_s=60, what="it trains")
     await leave(host)
     read_at = host.disk.read_at

@@ -25,7 +25,7 @@ from p2pnode.training.settings import BarrierMethod, BarrierSettings
 MINE = 20
 
 
-def barrier(method: BarrierMethod, **fields: object) -> Barrier:
+def barrier(method: str, **fields: object) -> Barrier:
     return make_barrier(BarrierSettings(method=method, **fields))  # type: ignore[arg-type]
 
 
@@ -241,7 +241,7 @@ not_callable = 7
 
 def test_a_custom_barrier_is_called_with_the_sample() -> None:
     """`module:function` decides; its answer is taken for truth or falsehood; only it knows what is enough."""
-    made = barrier("custom", custom=f"{__name__}:half_of_them")
+    made = barrier(f"{__name__}:half_of_them")
 
     assert made.passes(5, [5, 0]) is True
     assert made.passes(5, [5, 0, 0]) is False
@@ -266,7 +266,7 @@ def test_a_custom_barrier_is_called_with_the_sample() -> None:
 def test_a_custom_barrier_that_does_not_import_names_its_path(path: str) -> None:
     """A wrong path is one clear error that repeats what was configured."""
     with pytest.raises(BarrierNotFound) as caught:
-        barrier("custom", custom=path)
+        barrier(path)
 
     assert repr(path) in str(caught.value)
 
@@ -280,10 +280,10 @@ def test_a_custom_barrier_whose_module_fails_names_its_path(
     monkeypatch.syspath_prepend(tmp_path)
 
     with pytest.raises(BarrierNotFound, match="broken_barrier_module:passes"):
-        barrier("custom", custom="broken_barrier_module:passes")
+        barrier("broken_barrier_module:passes")
 
 
 def test_a_custom_barrier_that_cannot_be_called_says_so() -> None:
     """A name that is found but is no function has another message than one that is not found."""
     with pytest.raises(BarrierNotFound, match="not callable"):
-        barrier("custom", custom=f"{__name__}:not_callable")
+        barrier(f"{__name__}:not_callable")

@@ -179,7 +179,7 @@ def most_are_near(mine: int, others: Sequence[int]) -> bool:
     return sum(other >= mine - 1 for other in others) >= 2
 
 
-@played_by(play, "custom", custom=f"{__name__}:most_are_near")
+@played_by(play, f"{__name__}:most_are_near")
 async def test_a_custom_barrier_sees_fresh_steps_of_the_whole_sample(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """Only the predicate knows which step is sufficient, so every sampled peer is queried at each test."""
     for number in (1, 2, 3):
@@ -191,7 +191,7 @@ async def test_a_custom_barrier_sees_fresh_steps_of_the_whole_sample(overlay: Fa
     assert all(asked == [1, 2, 3] for asked in overlay.asked)
 
 
-@played_by(play, "custom", custom=f"{__name__}:most_are_near")
+@played_by(play, f"{__name__}:most_are_near")
 async def test_a_custom_barrier_may_refuse_an_empty_sample(overlay: FakeOverlay, gate: BarrierWaiter) -> None:
     """A predicate that requires two others waits without peers; the step loop does not crash."""
 

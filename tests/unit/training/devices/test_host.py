@@ -76,15 +76,15 @@ async def test_a_failure_that_would_come_again_gives_up_that_trainer_only() -> N
 
 
 @run_by(run)
-async def test_a_trainer_that_always_fails_is_given_up_after_max_restarts() -> None:
+async def test_a_trainer_that_always_fails_is_given_up() -> None:
     """Without a completed step it is restarted so often, later and later."""
     devices = [StubDevice(0), StubDevice(1)]
-    host = host_of(devices, local_steps=1, max_restarts=2)
+    host = host_of(devices, local_steps=1)
     await host.start()
     for step in range(1, 40):
         devices[1].fails_with = TrainerFailed("out of memory")
         await host.train(order(step, 1))
-    assert [(one.state, one.failures) for one in host.devices()] == [("running", 0), ("failed", 3)]
+    assert [(one.state, one.failures) for one in host.devices()] == [("running", 0), ("failed", 5)]
 
 
 @run_by(run)
@@ -113,7 +113,7 @@ async def test_data_of_a_trainer_that_cannot_be_started_again_goes_to_another() 
 async def test_a_trainer_that_is_killed_now_and_then_is_never_given_up() -> None:
     """Of processes that are ended from outside only those count that have completed no step."""
     devices = [StubDevice(0), StubDevice(1)]
-    host = host_of(devices, local_steps=1, max_restarts=2)
+    host = host_of(devices, local_steps=1)
     await host.start()
     for step in range(1, 9, 2):
         devices[1].fails_with = TrainerFailed("signal SIGKILL", cause="")

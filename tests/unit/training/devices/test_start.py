@@ -22,6 +22,7 @@ from p2pnode.training.layout import Layout, LayoutEntry
 from p2pnode.training.settings import DevicesSettings, TrainingSettings
 from p2pnode.training.supervisor.launch import NodeStart
 from p2pnode.training.supervisor.process_trainer import ProcessTrainer
+from p2pnode.training.supervisor.silence import HANG_S
 from p2pnode.training.trainer_link.engine_messages import EngineOpened
 from p2pnode.training.trainer_link.interface import Restored, TrainerFailed, TrainerHello, TrainerLeft
 from tests.harness.environment.simulated import make_environment
@@ -31,7 +32,15 @@ from tests.harness.runner.stories import run_by
 NODE = NodeStart(b"n" * 20, 3)
 
 
-def made(folder: Path, device: str | Sequence[str] = "auto", settings: Any = None, **training: Any) -> Any:
+def made(
+    folder: Path,
+    device: str | Sequence[str] = "auto",
+    settings: Any = None,
+    *,
+    hang_s: float = HANG_S,
+    gloo: bool = False,
+    **training: Any,
+) -> Any:
     """The trainer of a node with these settings; no process is started."""
     found: list[Any] = []
 
@@ -46,6 +55,8 @@ def made(folder: Path, device: str | Sequence[str] = "auto", settings: Any = Non
             environment=make_environment(),
             on_state=states.append,
             on_output=None,
+            hang_s=hang_s,
+            merges_by_gloo=gloo,
         )
         found.extend((trainer, states))
 
@@ -105,13 +116,13 @@ def test_trainers_that_merge_by_a_group_meet_in_a_folder_without_old_files(tmp_p
     folder.mkdir()
     for name in ("group.1", "group.2", "other"):
         (folder / name).touch()
-    trainer = made(tmp_path, "cpu*2", DevicesSettings(merge="collective"), hang_s=40.0)
+    trainer = made(tmp_path, "cpu*2", hang_s=40.0, gloo=True)
     assert sorted(path.name for path in folder.iterdir()) == ["other"]
     groups = trainer._groups
     assert isinstance(groups, DeviceGroups)
     order = groups.orders({0: 1.0, 1: 1.0})[0]
     assert (order.backend, order.timeout_s, order.place) == ("gloo", PATIENCE * 40.0, str(folder / "group.1"))
-    assert made(tmp_path, "cpu*2", DevicesSettings(merge="collective"), hang_s=1.0)._groups.timeout_s == 1.0
+    assert made(tmp_path, "cpu*2", hang_s=1.0, gloo=True)._groups.timeout_s == 1.0
     assert made(tmp_path, "cpu*2")._groups is None
     assert made(tmp_path, "cuda:0,cuda:1")._groups is not None
     assert made(tmp_path, "cuda:0,cuda:1", DevicesSettings(step="leader"))._groups is None

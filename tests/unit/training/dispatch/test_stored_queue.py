@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from p2pnode.training.dispatch import stored_queue
@@ -22,7 +21,7 @@ from p2pnode.training.dispatch.answers import (
     Registration,
     ReportAnswer,
 )
-from p2pnode.training.dispatch.chunks import BadDataset, ChunkTable, DatasetChunk, DatasetDiffers
+from p2pnode.training.dispatch.chunks import ChunkTable, DatasetChunk, DatasetDiffers
 from p2pnode.training.dispatch.etcd_store import EtcdStore
 from p2pnode.training.dispatch.open_store import BadStoreSetting, open_store
 from p2pnode.training.dispatch.queue_rows import StateDamaged
@@ -129,20 +128,6 @@ async def test_a_lost_store_ends_the_service_and_a_repeat_is_answered_by_the_nex
     assert await second.queue.finish(ANN, lease.task, lease.attempt) is ReportAnswer.ACCEPTED
     assert (second.queue.status().done, second.queue.status().leased) == (1, 0)
     await second.queue.close()
-
-
-@played_by(simulate)
-async def test_too_many_tasks_are_refused(*, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says which setting makes fewer; with that the data set is registered."""
-    monkeypatch.setattr(stored_queue, "MAX_TASKS", 49)
-    scene = Scene()
-    await scene.queue.open()
-    with pytest.raises(BadDataset, match=r"50 tasks, 49 at most: .* dispatch.chunks_per_task"):
-        await scene.queue.register(TABLE, WANTED)
-    assert scene.queue.registration is None
-    wanted = msgspec.structs.replace(WANTED, chunks_per_task=3)
-    assert (await scene.queue.register(TABLE, wanted)).tasks == 34
-    await scene.queue.close()
 
 
 @played_by(simulate)

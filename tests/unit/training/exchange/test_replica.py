@@ -271,18 +271,6 @@ def _switching_often() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def test_a_copy_stays_as_it_was() -> None:
-    """Values and versions of the moment, for a node that adds to the whole vector between two checkpoints."""
-    replica = replica_of(2, 4)
-    write(replica, 0, 1)
-    reading = ReplicaReading(replica.copy(), no_pause)
-    replica.vector += 1.0
-    replica.set_version(1, term(1, "a"), 2)
-
-    assert [values.tolist() for values in reading.slices()] == [[1.0] * 4, [0.0] * 4]
-    assert reading.versions == [(term(1, "a"), 1), (ZERO_TERM, 0)]
-
-
 def copy(role: Role, held: Term, version: int = 0, *, fence: Term = ZERO_TERM, is_stored: bool = False) -> CopyStatus:
     return CopyStatus(0, role, held, version, fence, 0, is_stored)
 

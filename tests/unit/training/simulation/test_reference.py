@@ -40,7 +40,7 @@ def test_the_barrier_does_not_change_how_long_a_step_takes() -> None:
 
 def test_a_custom_barrier_decides() -> None:
     """A custom function that never passes holds every node at its first step."""
-    barrier = BarrierSettings(method="custom", custom="tests.harness.builders.small_plans:never", sample=2)
+    barrier = BarrierSettings(method="tests.harness.builders.small_plans:never", sample=2)
 
     run = simulate(Plan(nodes=5, barrier=barrier, duration_s=30.0, repoll_s=0.5))
 

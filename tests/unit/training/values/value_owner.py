@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from p2pnode.training.exchange.exchange import VALUE_BYTES
 from p2pnode.training.exchange.messages import PushResult
 from p2pnode.training.exchange.store.shard_store import ShardStore
 from p2pnode.training.settings import ExchangeSettings
@@ -33,7 +34,7 @@ class ValueOwner:
             replicator=self.deltas.replicator,
             in_flight=self.deltas.in_flight,
             directory=directory_of(context),
-            settings=context.settings,
+            limit_bytes=VALUE_BYTES,
             environment=context.environment,
         )
         self.values = values.handler
