@@ -237,8 +237,8 @@ class Warn(Protocol):
 
 
 class ScriptWarnings:
-    """What a script's node is to be told, sent between two steps. Called with a constant event and a text it keeps a
-    warning for the log; with `do`, a finding."""
+    """What a script's node is to be told, sent between two steps. Called as `Warn`: a warning is for the log. `/status`
+    shows a finding until its event is found with another text; an empty text ends it."""
 
     def __init__(self) -> None:
         self._pending: list[messages.Warned] = []
@@ -246,15 +246,10 @@ class ScriptWarnings:
 
     def __call__(self, event: str, message: str, do: str = "") -> None:
         if do:
-            self.finding(event, message, do)
-        else:
-            self._pending.append(messages.Warned(event, message))
-
-    def finding(self, event: str, what: str, do: str) -> None:
-        """`/status` shows `what` and what to do, until this event is found with another text; an empty one ends it."""
-        if self._found.get(event, "") != what:
-            self._found[event] = what
-            self._pending.append(messages.Warned(event, what, do))
+            if self._found.get(event, "") == message:
+                return
+            self._found[event] = message
+        self._pending.append(messages.Warned(event, message, do))
 
     def flush(self, send: Callable[[messages.FromTrainer], None]) -> None:
         """Send what is pending. Raises `DaemonGone`."""

@@ -93,7 +93,7 @@ class ScriptArguments(NamedTuple):
             "call it after each optimiser step, with lengths in optimiser steps of the swarm; leave a schedule that "
             "counts epochs out of attach"
         )
-        warnings.finding("schedule_steps_differ", next(filter(None, found), ""), do)
+        warnings("schedule_steps_differ", next(filter(None, found), ""), do)
 
     def advance(self) -> None:
         """Move all schedules on by one optimiser step."""

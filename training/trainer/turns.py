@@ -157,7 +157,7 @@ class Turns:
         rate = float(self.given.optimizers[0].param_groups[0]["lr"])
         statement = self._agreement.statement(self.turn_steps, self.given.scaler, rate)
         loss, metrics, samples, statements = self.ranks.combine(self._means.means(), self._samples, statement)
-        self.warn.finding("ranks_apart", difference(statements), APART_HINT)
+        self.warn("ranks_apart", difference(statements), APART_HINT)
         self.samples_seen += samples
         is_finite, has_delta = self._cut()
         with contextlib.suppress(DaemonGone):  # The wait for the next turn reports it on all ranks.

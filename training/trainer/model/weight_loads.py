@@ -57,11 +57,9 @@ class WeightLoads:
         """Around reading what the swarm is to have of the model."""
         return self._modes.training()
 
-    @contextmanager
-    def pull(self) -> Iterator[None]:
+    def pull(self) -> AbstractContextManager[None]:
         """Around a small change of the weights after an optimiser step."""
-        with self._moving():
-            yield
+        return self._moving()
 
     @contextmanager
     def _moving(self, *, ends: bool = False) -> Iterator[None]:

@@ -91,7 +91,7 @@ class StepCount:
             # Its turn would never end.
             what = f"swarm.step() was called {FIRST_LOOK} times, and {self._names}, given to attach, took no step"
             do = "call optimizer.step() before it; nothing is trained or exchanged until then"
-            self._findings.finding("swarm_steps_differ", what, do)
+            self._findings("swarm_steps_differ", what, do)
         return int(self._by_calls)
 
     def after_end(self) -> None:
@@ -118,9 +118,9 @@ class StepCount:
         elif calls > (2 * steps if may_skip else steps):
             what = f"swarm.step() was called {calls} times for {steps} optimiser steps; calls without a step count none"
         do = "call it once after each optimiser step, and not during evaluation"
-        self._findings.finding("swarm_steps_differ", what, do)
+        self._findings("swarm_steps_differ", what, do)
         do = "give attach the optimiser that trains; with captured steps nothing needs to be done"
-        self._findings.finding("optimizer_steps_unseen", unseen if self._hooks else "", do)
+        self._findings("optimizer_steps_unseen", unseen if self._hooks else "", do)
 
     def _has_changed(self) -> bool:
         seen = self._seen

@@ -184,9 +184,9 @@ def test_a_finding_is_sent_when_it_changes() -> None:
     """Once while it is so, again with another text, and once more when it has gone; a warning each time."""
     sent: list[messages.FromTrainer] = []
     warnings = ScriptWarnings()
-    warnings.finding("differ", "", "")
+    warnings("differ", "", "call it once")
     for what in ("10 for 5", "10 for 5", "12 for 6", "", ""):
-        warnings.finding("differ", what, "call it once")
+        warnings("differ", what, "call it once")
     warnings("schedule_over", "it has ended")
 
     warnings.flush(sent.append)
