@@ -243,21 +243,16 @@ class DataMember:
             if (statement.incarnation, statement.number) <= stamp:
                 known.knows_us |= direct and statement.incarnation == stamp[0]
                 return
-        same_start = known is not None and known.statement.incarnation == statement.incarnation
+        before = (
+            None if known is None else (known.statement.incarnation, known.statement.released, known.statement.left)
+        )
+        same_start = before is not None and before[0] == statement.incarnation
         knows_us = direct or (same_start and known is not None and known.knows_us)
         self._others[node] = _Other(statement, knows_us, now)
         self._no_data.pop(node, None)
         self.unanswered.pop(node, None)
         self.ledger.merge(statement.partitions, statement.first, statement.trained, statement.offsets)
-        if (
-            known is None
-            or not same_start
-            or (known.statement.released, known.statement.left)
-            != (
-                statement.released,
-                statement.left,
-            )
-        ):
+        if before != (statement.incarnation, statement.released, statement.left):
             self._change += 1
 
     # -- claims --------------------------------------------------------------------------------------------------
