@@ -27,8 +27,6 @@ class RecordDraws:
 
     def __init__(self, tasks: TaskSource, decode: Decode | None = None) -> None:
         self.tasks = tasks
-        #: The pass of the record that was drawn last.
-        self.pass_number = 0
         self._decode = decode
         self._draws = Draws()
         self._parts: dict[tuple[int, int], RecordTask] = {}
@@ -53,7 +51,6 @@ class RecordDraws:
                 self._give_up(part, task, f"decode raised {type(error).__name__}: {error}", missing=False)
             else:
                 part.drawn += 1
-                self.pass_number = task.pass_number
                 return (sample,)
         return None
 

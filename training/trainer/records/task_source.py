@@ -50,11 +50,10 @@ class _Connected:
 
 
 class DispatchedTasks(_Connected):
-    """The master's, through the daemon. The daemon keeps the position. `is_over`: there will be none any more."""
+    """The master's, through the daemon. The daemon keeps the position."""
 
     def __init__(self, connection: DaemonConnection) -> None:
         super().__init__(connection)
-        self.is_over = False
         self._daemon = connection
         self._number = 0
         self._is_asking = False
@@ -81,7 +80,6 @@ class DispatchedTasks(_Connected):
         if answer is None:
             return None
         self._is_asking = False
-        self.is_over = self.is_over or answer.is_over
         return answer.task
 
     def give_up(self, task: RecordTask, reason: str, *, missing: bool) -> None:
@@ -123,13 +121,10 @@ class LocalTasks(_Connected):
         self._number = self._skip = 0
         self._position = _LocalPosition(len(self._dataset.table), 0, 0)
 
-    @property
-    def is_over(self) -> bool:
-        return bool(self._source.passes) and self._number >= self._source.passes * len(self._dataset.table)
-
     def next_task(self, *, wait: bool) -> RecordTask | None:  # noqa: ARG002 - they are all here
         table = self._dataset.table
-        if self.is_over or self.stopped:
+        is_over = self._source.passes and self._number >= self._source.passes * len(table)
+        if is_over or self.stopped:
             return None
         number, (before, position) = self._number, divmod(self._number, len(table))
         order = EpochOrder(len(table), self._seed, before, shuffle=self._source.shuffle)

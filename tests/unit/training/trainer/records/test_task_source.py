@@ -77,10 +77,8 @@ def test_a_request_stays_open_until_it_is_answered(monkeypatch: pytest.MonkeyPat
     assert connection.now_s == NOT_NOW_S
     assert tasks.next_task(wait=True) == TASK
     assert connection.sent == [RecordsOpened(), RecordsWanted(1, False)]
-    assert not tasks.is_over
     connection.late = [RecordsGranted(2, None, is_over=True)]
     assert tasks.next_task(wait=True) is None
-    assert tasks.is_over
 
 
 @pytest.mark.parametrize("how", ["stopping", "lost", "cancelled"])
@@ -102,11 +100,9 @@ def test_every_pass_has_every_chunk_in_an_order_of_its_own(path: Path) -> None:
     assert sorted(first) == sorted(second) == list(range(6))  # type: ignore[type-var]
     assert first != second
     assert numbers(LocalTasks(source_of(path), 2), 6) != first
-    assert tasks.is_over
     assert numbers(tasks, 1) == [None]
     plain = LocalTasks(source_of(path, shuffle=False, passes=0), 1)
     assert numbers(plain, 13) == [*range(6), *range(6), 0]
-    assert not plain.is_over
 
 
 def test_the_records_of_a_task_are_permuted_only_where_they_are_shuffled(path: Path) -> None:
