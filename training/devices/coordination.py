@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.ids import key_id, short
@@ -49,12 +48,6 @@ class LeaderWanted(msgspec.Struct, frozen=True, array_like=True):
     """Asks for the values of this node's leader."""
 
     genesis: Genesis
-
-
-class LeaderGiven(msgspec.Struct, frozen=True, array_like=True):
-    """The head before the values of a leader, `values` numbers; 0: there is none yet."""
-
-    values: Annotated[int, Meta(ge=0, lt=1 << 40)]
 
 
 Asked = TypeVar("Asked", LeaseSteps, LeaderWanted)
@@ -242,38 +235,30 @@ class Coordination:
             self._fetching = asyncio.create_task(self._fetch(self.leader), name="fetch-leader")
 
     async def _fetch(self, leader: bytes) -> None:
-        if leader == self._swarm.node_id:
-            await self._executor.run(self._positions.follow, None)
-            return
-        contact, own = self._swarm.contact(leader), self._positions.leading
-        if contact is None or own is None:
-            return
-        try:
-            values = await self._fetch_from(contact, own.size)
-        except (TransportError, BadFrame, ValueError, RecursionError) as error:
-            self._log.debug("leader_not_fetched", node=short(leader), reason=str(error))
-            return
-        if values is not None:
-            await self._executor.run(self._positions.follow, values)
-
-    async def _fetch_from(self, contact: Contact, total: int) -> Vector | None:
-        request = msgspec.msgpack.encode(LeaderWanted(self._genesis))
-        async with self._swarm.request(contact, LEADER, request, timeout_s=LEADER_TIMEOUT_S) as response:
-            given = msgspec.msgpack.decode(response.head, type=LeaderGiven)
-            if given.values != total:
-                return None
-            encoded, codec = await read_encoded(FrameReader(response.body), 0, Part.VALUE, total)
-        values = await self._executor.run(codecs.decoded, encoded, codec, total)
-        if not await self._executor.run(is_finite, values):
-            self._log.warning("leader_not_finite", node=short(contact.node_id))
-            return None
-        return values
+        run = self._executor.run
+        values: Vector | None = None  # this node's own leader is the swarm's
+        if leader != self._swarm.node_id:
+            contact, own = self._swarm.contact(leader), self._positions.leading
+            if contact is None or own is None:
+                return
+            request = msgspec.msgpack.encode(LeaderWanted(self._genesis))
+            try:
+                async with self._swarm.request(contact, LEADER, request, timeout_s=LEADER_TIMEOUT_S) as response:
+                    encoded, codec = await read_encoded(FrameReader(response.body), 0, Part.VALUE, own.size)
+                values = await run(codecs.decoded, encoded, codec, own.size)
+            except (TransportError, BadFrame, ValueError) as error:
+                self._log.debug("leader_not_fetched", node=short(leader), reason=str(error))
+                return
+            if not await run(is_finite, values):
+                self._log.warning("leader_not_finite", node=short(leader))
+                return
+        await run(self._positions.follow, values)
 
     async def _on_leader(self, _sender: Contact, payload: bytes, _: AsyncIterator[Buffer]) -> Response:
         self._checked(payload, LeaderWanted)
         values = self._positions.leading
         if values is None:
-            return Response(msgspec.msgpack.encode(LeaderGiven(0)))
+            raise RequestRejected("no trainer leads here yet")
         # They are sent as they are: a position that changes meanwhile is as good as either.
         body = sized(frames(0, values, "bfloat16", Part.VALUE), framed_bytes("bfloat16", values.size))
-        return Response(msgspec.msgpack.encode(LeaderGiven(values.size)), body)
+        return Response(b"", body)

@@ -110,9 +110,11 @@ class GlobalCycles:
             member = self._members[node] = _Member(ask.trainers, ask.period, now)
         member.trainers, member.period, member.heard_s = ask.trainers, ask.period, now
         member.loss = ask.loss if ask.loss is not None and math.isfinite(ask.loss) else None
-        books = self._cycle(ask.cycle)
-        if books is None:
+        if ask.cycle <= max(self._cycles, default=0) - CYCLES_KEPT:
             return StepsLeased(ask.cycle, max(ask.taken, member.share), True, ask.total, self.leader)
+        books = self._cycles.setdefault(ask.cycle, _Cycle())
+        if len(self._cycles) > CYCLES_KEPT:
+            del self._cycles[min(self._cycles)]
         given = books.given.get(node, 0)
         if given <= ask.taken:  # otherwise the last answer was lost, and is repeated
             books.given[node] = ask.taken
@@ -132,16 +134,6 @@ class GlobalCycles:
         needs = {other: max(0, one.trainers - books.given.get(other, 0)) for other, one in self._members.items()}
         own = needs.pop(node)
         return max(quota - books.total - sum(needs.values()), own)
-
-    def _cycle(self, number: int) -> _Cycle | None:
-        if number not in self._cycles:
-            newest = max(self._cycles, default=number)
-            if number <= newest - CYCLES_KEPT:
-                return None
-            self._cycles[number] = _Cycle()
-            for old in [one for one in self._cycles if one <= max(newest, number) - CYCLES_KEPT]:
-                del self._cycles[old]
-        return self._cycles[number]
 
     def _forget_silent(self, now: float) -> None:
         for node, member in list(self._members.items()):
