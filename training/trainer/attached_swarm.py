@@ -173,13 +173,17 @@ class AttachedSwarm:
 
     @contextlib.contextmanager
     def busy(self, what: str) -> Iterator[None]:
-        """Say that the block does something else than a step, however long it takes; `/status` shows `what`."""
+        """Say that the block does something else than a step, however long it takes; `/status` shows `what`,
+        and a step's time in training is without it."""
+        began_s = time.perf_counter()
         self._busy_with.append(what)
         self._tell(messages.Busy(what))
         try:
             yield
         finally:
             self._busy_with.pop()
+            if not self._busy_with:
+                self._turns.leave_out(began_s)
             self._tell(messages.Busy(self._busy_with[-1]) if self._busy_with else messages.Idle())
 
     def _tell(self, message: messages.FromTrainer) -> None:

@@ -174,6 +174,10 @@ class Turns:
         )
         self._tell(messages.Trained(self._order_number, report))
 
+    def leave_out(self, since_s: float) -> None:
+        """What passed since this moment of `time.perf_counter` was no training of this step."""
+        self._began_s += time.perf_counter() - max(since_s, self._began_s)
+
     def _cut(self) -> tuple[bool, bool]:
         """On all ranks: take the delta, unless the exchange of the last one has not ended. Returns whether it is finite
         and whether there is one."""
