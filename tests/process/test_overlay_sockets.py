@@ -1,5 +1,5 @@
 """The overlay on real sockets, under asyncio and uvloop: both address families, names, and two faults of `kademlia`
-that only real sockets show. Ten others are in tests/simulated/test_kademlia_faults.py.
+that only real sockets show. Others are in tests/simulated/test_kademlia_faults.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -201,6 +202,7 @@ def test_any_other_text_is_shown_as_nothing(said: str) -> None:
         ("activity", 7),
         ("step", 1 << 48),
         ("step_seconds", 1.1e9),
+        ("step_seconds", math.nan),
         ("samples", -1),
     ],
 )
