@@ -11,15 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.environment import Environment
+from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.system import SystemClock
 from p2pnode.training.sharing.service import DataService
 from p2pnode.training.supervisor.process_trainer import ProcessTrainer
 from p2pnode.training.trainer_link.interface import StepOrder
 from tests.harness.environment.simulated import InlineExecutor, MemoryDisk, SeededEntropy
+from tests.harness.stubs.scripted_swarm import ScriptedSwarm
 from tests.process.harness.trainer_world import World, add, until
 from tests.process.test_attached_swarm import BEGIN, LAUNCHER
-from tests.unit.training.sharing.test_service import FakeSwarm
 
 SIZE = 200
 
@@ -73,7 +75,9 @@ def world(tmp_path: Path) -> World:
 
 
 @contextlib.asynccontextmanager
-async def sharing(world: World, trainer: ProcessTrainer, swarm: FakeSwarm | None = None) -> AsyncIterator[DataService]:
+async def sharing(
+    world: World, trainer: ProcessTrainer, swarm: ScriptedSwarm | None = None
+) -> AsyncIterator[DataService]:
     """The daemon's side of the data; by default of a node that is alone."""
     environment = Environment(
         clock=SystemClock(),
@@ -82,7 +86,7 @@ async def sharing(world: World, trainer: ProcessTrainer, swarm: FakeSwarm | None
         executor=InlineExecutor(),
         log=world.log,
     )
-    service = DataService(swarm or FakeSwarm(), trainer, 1, environment)  # type: ignore[arg-type]
+    service = DataService(swarm or ScriptedSwarm(), trainer, 1, environment)
     await service.start()
     try:
         yield service
@@ -133,7 +137,9 @@ def test_a_stop_reaches_a_script_that_waits_for_data(world: World) -> None:
 
     async def scenario(world: World) -> None:
         trainer = world.script(LOOP + "print('left the loop', swarm.done, flush=True)\n")
-        async with sharing(world, trainer, FakeSwarm("silent")) as service:
+        silent = ScriptedSwarm(others=[Contact(b"o" * 20, Address("10.0.0.2", 8468))])
+        silent.silent.add(b"o" * 20)
+        async with sharing(world, trainer, silent) as service:
             await trainer.start()
             training = asyncio.create_task(trainer.train(order(1)))
             await until(lambda: service._wanted is not None, 60)

@@ -1,20 +1,17 @@
-"""A swarm of three peers that keeps the requests it is given and answers them, for tests of small messages."""
+"""Three peers that answer small messages."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Contact
-from p2pnode.overlay.requests import Handler
-from p2pnode.overlay.transport import Buffer, ReceivedResponse, TransportError
-from p2pnode.training.swarm import Swarm
+from p2pnode.overlay.transport import Buffer
 from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import run
+from tests.harness.stubs.scripted_swarm import ScriptedSwarm
 
 PEERS = [Contact(name * 20, Address("10.0.0.1", 8000 + number)) for number, name in enumerate((b"a", b"b", b"c"))]
 
@@ -24,30 +21,20 @@ async def nothing() -> AsyncIterator[Buffer]:
         yield b""
 
 
-class NewsSwarm:
-    """The part of `training.swarm.Swarm` that sends and serves requests. Nodes in `silent` do not answer."""
+class NewsSwarm(ScriptedSwarm):
+    """Each of the three answers `answer`, and what they were asked is in `asked`."""
 
     def __init__(self) -> None:
-        self.handlers: dict[str, Handler] = {}
-        self.asked: list[tuple[bytes, str, bytes]] = []
-        self.silent: set[bytes] = set()
-        self.answer = b""
+        super().__init__(others=PEERS)
+        self.answer, self.request_s = b"", 0.01
 
-    def register(self, name: str, handler: Handler, *, waits: bool = False) -> None:
-        self.handlers[name] = handler
+    def register(self, name: str, handler: Any, *, waits: bool = False) -> None:
+        super().register(name, handler)
+        self.answers[name] = lambda _to, _payload: self.answer
 
-    def members(self) -> list[Any]:
-        return [SimpleNamespace(node_id=peer.node_id, contact=peer) for peer in PEERS]
-
-    @asynccontextmanager
-    async def request(
-        self, to: Contact, name: str, payload: bytes, *, timeout_s: float
-    ) -> AsyncIterator[ReceivedResponse]:
-        await asyncio.sleep(0.01)
-        self.asked.append((to.node_id, name, payload))
-        if to.node_id in self.silent:
-            raise TransportError("timeout", to.address, f"did not answer for {timeout_s:.0f} s")
-        yield ReceivedResponse(self.answer, nothing(), to.node_id)
+    @property
+    def asked(self) -> list[tuple[bytes, str, bytes]]:
+        return [(to.node_id, name, payload) for name, to, payload in self.requests]
 
     async def receive(self, name: str, payload: bytes) -> bytes:
         """A request of the first peer; returns the answer."""
@@ -55,16 +42,16 @@ class NewsSwarm:
 
     async def asked_all(self) -> None:
         """Wait until every peer was asked, and its answer has been read."""
-        before = len(self.asked)
-        while len(self.asked) < before + len(PEERS):  # noqa: ASYNC110 - in virtual time
+        before = len(self.requests)
+        while len(self.requests) < before + len(PEERS):  # noqa: ASYNC110 - in virtual time
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.03)
 
 
 def exchange_news(scenario: Callable[[Any, ListLog], Awaitable[None]]) -> None:
     """Run a scenario on the virtual loop."""
 
     async def main() -> None:
-        await scenario(cast(Swarm, NewsSwarm()), ListLog([]))
+        await scenario(NewsSwarm(), ListLog([]))
 
     run(main(), limit_s=60)

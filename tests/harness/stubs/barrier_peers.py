@@ -113,7 +113,7 @@ def play(scenario: Scenario, method: str = "pbsp", **settings: Any) -> None:
         clock = VirtualClock()
         overlay = FakeOverlay(clock)
         chosen = BarrierSettings(method=method, **settings)
-        await scenario(overlay, BarrierWaiter(overlay, make_barrier(chosen), chosen, clock))  # type: ignore[arg-type]
+        await scenario(overlay, BarrierWaiter(overlay, make_barrier(chosen), chosen, clock))
 
     run(main(), limit_s=600.0, strict=True)
 

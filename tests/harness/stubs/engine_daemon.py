@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from p2pnode.overlay.peers import Activity
+from p2pnode.overlay.addresses import Address
+from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.system import SystemClock
 from p2pnode.training.barriers.predicates import make_barrier
 from p2pnode.training.barriers.waiter import BarrierWaiter
@@ -46,37 +47,10 @@ from p2pnode.training.values.store import (
     ValueUpdate,
 )
 from tests.harness.environment.simulated import NoLog
+from tests.harness.stubs.scripted_swarm import ScriptedSwarm
 from tests.harness.swarms.memory_values import MemoryValues
 
 NODE_ID = bytes(range(20))
-
-
-class AloneSwarm:
-    """A swarm of one node."""
-
-    node_id = NODE_ID
-
-    def __init__(self) -> None:
-        self.activities: list[Activity] = []
-
-    def members(self) -> list[Any]:
-        return []
-
-    def all_members(self, since: float = 0.0) -> list[Any]:
-        return []
-
-    def sample(self, count: int, since: float = 0.0) -> list[Any]:
-        return []
-
-    def workers(self) -> float:
-        return 1.0
-
-    def population(self) -> Any:
-        raise AssertionError("nothing is sampled")
-
-    def announce(self, *, activity: Activity | None = None, **_: Any) -> None:
-        if activity is not None:
-            self.activities.append(activity)
 
 
 class EncodedMemory:
@@ -104,7 +78,7 @@ class EncodedMemory:
             try:
                 found = await pull(encoded, values)
             except PullFailed as error:
-                raise PullFailed(decode_key(error.key) if error.key else None, error.reason) from error  # type: ignore[arg-type]
+                raise PullFailed(decode_key(error.key) if error.key else None, error.reason) from error
             return [NewValue(decode_key(key), decode_value(value), timestamp) for key, value, timestamp in found]
 
         self.store.pull = None if pull is None else decoded
@@ -142,10 +116,10 @@ class EngineDaemon:
     def __init__(self, path: Path, method: str = "asp") -> None:
         self.path = path
         self.calls = LoneServer(self.send_data)
-        self.swarm = AloneSwarm()
+        self.swarm = ScriptedSwarm(Contact(NODE_ID, Address("10.0.0.1", 8468)))
         self.values = EncodedMemory()
         self.opened: EngineOpened | None = None
-        self._settings = BarrierSettings(method=method)  # type: ignore[arg-type]
+        self._settings = BarrierSettings(method=method)
         self._handler: Callable[[EngineSaid], None] | None = None
         self._socket: TrainerSocket | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -206,10 +180,10 @@ class EngineDaemon:
         self.send_data(messages.Start("", "", {}, "cpu", 1, seed=1, node_seed=2, local_steps=1))
         clock = SystemClock()
         barrier = make_barrier(self._settings)
-        waiter = BarrierWaiter(self.swarm, barrier, self._settings, clock)  # type: ignore[arg-type]
+        waiter = BarrierWaiter(self.swarm, barrier, self._settings, clock)
         settings = TrainingSettings(linger_s=0.0)
-        part = Participation(self.swarm, waiter, settings, Progress(), clock)  # type: ignore[arg-type]
-        self._service = EngineService(self, part, self.values, NoLog(), self.calls)  # type: ignore[arg-type]
+        part = Participation(self.swarm, waiter, settings, Progress(), clock)
+        self._service = EngineService(self, part, self.values, NoLog(), self.calls)
         try:
             async for message in self._socket.received():
                 if isinstance(message, EngineOpened):

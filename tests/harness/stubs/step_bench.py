@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from p2pnode.overlay.environment import Environment
-from p2pnode.overlay.peers import Activity
 from p2pnode.training.barriers.predicates import make_barrier
 from p2pnode.training.encoding.codecs import Vector
 from p2pnode.training.exchange.client.pull import PullReport
@@ -19,6 +18,7 @@ from p2pnode.training.settings import BarrierSettings, ExchangeSettings, Trainin
 from p2pnode.training.step_loop import StepLoop
 from p2pnode.training.trainer_link.interface import Evaluation, Ranges, StepOrder, StepReport
 from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, SeededEntropy, VirtualClock
+from tests.harness.stubs.scripted_swarm import ScriptedSwarm
 from tests.harness.trainers.stub_trainer import StubTrainer
 
 
@@ -91,7 +91,6 @@ class RecordingExchange:
 
     async def pull(self, step: int, sent: Vector | None = None) -> PullReport:
         trainer = self.trainer
-        assert trainer is not None
         await asyncio.sleep(self.pull_s)
         trainer.vector[:] = len(self.pushes) + self.moves * len(self.pulls)
         self.pulls.append(step)
@@ -125,30 +124,11 @@ class LoadingTrainer(StubTrainer):
         self._history.append(("entered", step))
 
 
-class RecordingSwarm:
-    """Announcements are recorded; the members are those of the test."""
-
-    node_id = b"m" * 20
-
-    def __init__(self) -> None:
-        self.announced: list[dict[str, Any]] = []
-        self.others: list[Any] = []
-
-    def announce(self, **changes: Any) -> None:
-        self.announced.append(changes)
-
-    def members(self) -> list[Any]:
-        return self.others
-
-    def activities(self) -> list[Activity]:
-        return [changes["activity"] for changes in self.announced if "activity" in changes]
-
-
 class LoopBench:
     """A step loop and everything around it."""
 
     def __init__(self, *, step_s: float = 1.0, exchange: ExchangeSettings | None = None, **training: Any) -> None:
-        self.exchange, self.swarm, self.progress = RecordingExchange(), RecordingSwarm(), Progress()
+        self.exchange, self.swarm, self.progress = RecordingExchange(), ScriptedSwarm(), Progress()
         self.trainer = self.exchange.trainer = LoadingTrainer(self.exchange.history, step_s)
         self.clock = VirtualClock()
         self.records: list[Any] = []
@@ -213,7 +193,7 @@ class LoopBench:
             steps.append(step)
             return Evaluation(step, {"mean": 0.1}, 1)
 
-        self.trainer.evaluate = evaluate  # type: ignore[method-assign]
+        self.trainer.evaluate = evaluate
         return steps
 
     def end_records_after(self, last: int) -> None:
@@ -229,7 +209,7 @@ class LoopBench:
                 await asyncio.Event().wait()
             return await train(order)
 
-        self.trainer.train = train_on_records  # type: ignore[method-assign]
+        self.trainer.train = train_on_records
         records: Any = SimpleNamespace(over=over, count=count, drop=lambda _step: None, abandon=lambda _step: None)
         self.loop.follow(records)
 

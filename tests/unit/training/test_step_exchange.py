@@ -155,7 +155,7 @@ async def test_a_delta_that_is_not_finite_is_not_pushed() -> None:
     assert [step for step, *_ in bench.exchange.pushes] == [2]
     assert bench.progress.steps[0]["refused"] == {"not_finite": 1}
     assert bench.exchange.steps == [0, 1, 2]
-    assert Activity.STALLED not in bench.swarm.activities()
+    assert Activity.STALLED not in bench.swarm.activities
 
 
 @pytest.mark.parametrize("synchronous", [False, True])

@@ -101,7 +101,7 @@ async def test_a_paused_node_continues_at_the_step_of_the_others() -> None:
     bench.loop.resume()
     await running
 
-    assert bench.swarm.activities() == [Activity.TRAINING, Activity.PAUSED, Activity.TRAINING]
+    assert bench.swarm.activities == [Activity.TRAINING, Activity.PAUSED, Activity.TRAINING]
     assert bench.trainer.trained == [1, 2, 11, 12]
     assert [base for _, base, _ in bench.exchange.pushes] == [0, 0, 10, 10]
 
@@ -152,7 +152,7 @@ async def test_a_failed_trainer_is_restarted_with_backoff_and_the_step_repeated(
     assert bench.trainer.restored == ["trainer.state"] * CRASH_LOOP_FAILURES
     assert bench.progress.trainer_failures == CRASH_LOOP_FAILURES
     assert bench.progress.trainer_failure is None
-    assert bench.swarm.activities() == [Activity.TRAINING, Activity.STALLED, Activity.TRAINING]
+    assert bench.swarm.activities == [Activity.TRAINING, Activity.STALLED, Activity.TRAINING]
     # Two halves of a step, pauses of 0.5 and 1 s, and two steps.
     assert bench.clock.monotonic() - began == pytest.approx(1.0 + 1.5 + 2.0, abs=0.1)
 
@@ -169,7 +169,7 @@ async def test_a_trainer_whose_deltas_stay_not_finite_starts_again() -> None:
     assert bench.trainer.restored == ["trainer.state"] * 2
     assert len(bench.events("trainer_failed")) == 2
     assert "not finite" in bench.events("trainer_failed")[0]["reason"]
-    assert bench.swarm.activities() == [Activity.TRAINING, Activity.STALLED, Activity.TRAINING]
+    assert bench.swarm.activities == [Activity.TRAINING, Activity.STALLED, Activity.TRAINING]
 
 
 @run_by(run)
