@@ -167,14 +167,6 @@ def test_a_run_reports_as_one_process_would(tmp_path: Path) -> None:
     assert len(ended) == len(set(ended))
 
 
-def test_a_fixture_of_a_module_lasts_from_one_unit_to_the_next(tmp_path: Path) -> None:
-    """One worker, two units of a module: the fixture is made once, and ends once."""
-    output = finished(tmp_path, "--workers", "1", "-k", "shares or waits")
-
-    assert "5 passed" in output
-    assert len((tmp_path / "setups").read_text().split()) == len((tmp_path / "teardowns").read_text().split()) == 1
-
-
 def test_the_first_failure_ends_the_run_where_that_is_asked_for(tmp_path: Path) -> None:
     """With -x a test that waits in another worker is interrupted, and its fixture ends."""
     names = "fails or waits"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ from p2pnode.overlay.transport import (
     HANDLER_SILENCE_S,
     MAX_DATAGRAM_BYTES,
     Buffer,
-    PortInUse,
     Request,
     RequestRejected,
     Response,
@@ -173,24 +171,6 @@ async def test_partition_and_cut(network: Network, one: Host, two: Host, three: 
 # --- requests -----------------------------------------------------------------------------------------------------
 
 
-@played_by(simulate)
-async def test_request_and_answer(network: Network, one: Host, two: Host, _three: Host) -> None:
-    """A head and a body go there and back in two round trips; the source is the caller's host with another port."""
-    began = network.loop.time()
-    assert await one.ask(two.address, "echo", b"head", [b"abc", memoryview(b"def")]) == (b"head", b"abcdef")
-    assert 0.04 <= network.loop.time() - began <= 0.2
-
-
-@pytest.mark.parametrize("name", ["echo", "stream"])
-@played_by(simulate)
-async def test_large_bodies_keep_their_order(
-    _network: Network, one: Host, two: Host, _three: Host, *, name: str
-) -> None:
-    """Streamed bodies arrive unchanged both ways although the sender reuses its buffer and chunks are re-cut."""
-    _, back = await one.ask(two.address, name, b"", flood(300))
-    assert back == flooded(300)
-
-
 @played_by(simulate, bandwidth=100_000.0)
 async def test_bandwidth(network: Network, one: Host, two: Host, _three: Host) -> None:
     """A stream is no faster than its bandwidth."""
@@ -252,45 +232,6 @@ def test_handler_failure_fails_the_world() -> None:
 
     with pytest.raises(Unhandled, match="no such name"):
         simulate(main)
-
-
-@played_by(simulate)
-async def test_own_body_that_fails(_network: Network, one: Host, two: Host, _three: Host) -> None:
-    """An exception of the caller's own body reaches the caller as it is; the handler is ended."""
-
-    async def body() -> AsyncIterator[bytes]:
-        yield b"x"
-        await asyncio.sleep(1)
-        raise LookupError("mine")
-
-    with pytest.raises(LookupError, match="mine"):
-        await one.ask(two.address, "count", b"", body())
-    await asyncio.sleep(1)
-    assert two.ended == ["cancelled"]
-
-
-@played_by(simulate)
-async def test_leaving_early_ends_the_other_side(_network: Network, one: Host, two: Host, _three: Host) -> None:
-    """Leaving the block with the answer unread cancels the handler."""
-    async with one.transport.request(two.address, "give", b"1000", timeout_s=5):
-        pass
-    await asyncio.sleep(1)
-    assert two.ended == []  # it had returned its reply: only the sending of it is cancelled
-    assert two.transport.handlers == {}
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(one.ask(two.address, "slow", b"100"), 1)
-    await asyncio.sleep(1)
-    assert two.ended == ["cancelled"]
-
-
-@played_by(simulate)
-async def test_asking_oneself(_network: Network, one: Host, _two: Host, _three: Host) -> None:
-    """A node can ask itself, and close its transport meanwhile."""
-    assert await one.ask(one.address, "echo", b"me") == (b"me", b"")
-    task = asyncio.create_task(kind_of(one.ask(one.address, "slow", b"9")))
-    await asyncio.sleep(1)
-    await one.transport.close()
-    assert await task == "closed"
 
 
 # --- faults of processes ------------------------------------------------------------------------------------------
@@ -370,54 +311,6 @@ async def test_streams_wait_for_a_partition_to_heal(network: Network, one: Host,
     assert back == flooded(100)
     network.partition([one.address])
     assert await kind_of(one.ask(two.address, "echo", timeout_s=2)) == "timeout"
-
-
-@played_by(simulate)
-async def test_closing_ends_streams(_network: Network, one: Host, two: Host, three: Host) -> None:
-    """A transport that closes cancels its handlers, resets its callers and fails its own requests."""
-    incoming = asyncio.create_task(kind_of(one.ask(two.address, "slow", b"100", timeout_s=50)))
-    outgoing = asyncio.create_task(kind_of(two.ask(three.address, "slow", b"100", timeout_s=50)))
-    await asyncio.sleep(1)
-    two.transport.send(one.address, b"farewell")
-    await two.transport.close()
-    await two.transport.close()
-    assert two.ended == ["cancelled"]
-    assert await incoming == "reset"
-    assert await outgoing == "closed"
-    await asyncio.sleep(1)
-    assert three.ended == ["cancelled"]
-    assert [data for _, data, _ in one.heard] == [b"farewell"]
-
-
-@played_by(simulate)
-async def test_addresses(network: Network, one: Host, _two: Host, _three: Host) -> None:
-    """Two processes cannot hold one address; port 0 takes a free one; a closed one can be taken again."""
-    with pytest.raises(PortInUse):
-        await Host(network, 1).open()
-    free = network.transport("10.0.0.1", 0)
-    address = await free.open(lambda *_: None, one.handle)
-    assert address.port > 0
-    assert address != one.address
-    await free.close()
-    await one.transport.close()
-    await (await Host(network, 1).open()).transport.close()
-
-
-@played_by(simulate)
-async def test_cost_of_a_small_request(_network: Network, one: Host, two: Host, _three: Host) -> None:
-    """A small request costs well under a millisecond of processor time, a datagram a tenth of that."""
-    began = time.process_time()
-    for _ in range(2000):
-        await one.ask(two.address, "echo", b"x", [b"abc"])
-    per_request = (time.process_time() - began) / 2000
-    began = time.process_time()
-    for _ in range(20_000):
-        one.transport.send(two.address, b"x")
-    await asyncio.sleep(1)
-    per_datagram = (time.process_time() - began) / 20_000
-    print(f"{per_request * 1e6:.0f} us a request, {per_datagram * 1e6:.1f} us a datagram")
-    assert per_request < 500e-6
-    assert per_datagram < 50e-6
 
 
 @run_by(run)

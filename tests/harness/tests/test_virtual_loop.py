@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import subprocess
 import sys
-import time
 import weakref
 from contextvars import ContextVar, copy_context
 
@@ -23,32 +21,6 @@ from tests.harness.environment.virtual_loop import (
     register_of_tasks,
     run,
 )
-
-
-def test_time_jumps() -> None:
-    """A day of sleeping takes no time, and ends exactly when it should."""
-
-    async def main() -> tuple[float, float]:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await asyncio.gather(asyncio.sleep(86_400.0), asyncio.sleep(0.25))
-        return began, loop.time()
-
-    began, ended = run(main(), limit_s=1e6)
-
-    assert ended == began + 86_400.0
-
-
-def test_timeouts_are_virtual() -> None:
-    """`asyncio.timeout` and `wait_for` expire on the virtual clock."""
-
-    async def main() -> float:
-        began = asyncio.get_running_loop().time()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.sleep(1000), 7)
-        return asyncio.get_running_loop().time() - began
-
-    assert run(main()) == 7
 
 
 def test_callbacks_run_in_order_in_their_context_and_never_once_cancelled() -> None:
@@ -135,17 +107,6 @@ def test_unhandled_errors_end_the_run(where: str) -> None:
     assert isinstance(caught.value.__cause__, LookupError)
 
 
-def test_errors_of_the_main_coroutine_are_its_own() -> None:
-    """What the main coroutine raises comes out as it is."""
-
-    async def main() -> None:
-        await asyncio.sleep(1)
-        raise LookupError("mine")
-
-    with pytest.raises(LookupError, match="mine"):
-        run(main())
-
-
 def test_left_over_tasks() -> None:
     """Left over tasks are cancelled and clean up; with `strict` they fail the run."""
     cleaned: list[float] = []
@@ -166,45 +127,6 @@ def test_left_over_tasks() -> None:
     assert len(cleaned) == 1
     with pytest.raises(Unhandled, match="worker"):
         run(main(), strict=True)
-
-
-def test_loop_is_closed_and_nothing_leaks() -> None:
-    """After a run, also a failed one, the loop is closed."""
-    loop = VirtualLoop()
-
-    async def main() -> None:
-        raise LookupError
-
-    with pytest.raises(LookupError):
-        loop.run(main())
-    assert loop.is_closed()
-
-
-def test_frozen_objects_stay_frozen_and_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What tests/conftest.py froze is frozen after a run, and no later run counts it: that passes each object."""
-
-    async def main() -> None:
-        await asyncio.sleep(1.0)
-
-    run(main())
-    assert gc.get_freeze_count() > 0
-    monkeypatch.setattr(gc, "get_freeze_count", lambda: pytest.fail("the frozen objects are counted again"))
-    run(main())
-
-
-def test_speed() -> None:
-    """A hundred thousand sleeps take a few seconds at most."""
-
-    async def sleeper(number: int) -> None:
-        for _ in range(500):
-            await asyncio.sleep(0.1 + number / 1000)
-
-    async def main() -> None:
-        await asyncio.gather(*(sleeper(number) for number in range(200)))
-
-    began = time.process_time()
-    run(main())
-    assert time.process_time() - began < 5
 
 
 HISTORY = """
@@ -295,27 +217,6 @@ def test_a_stalled_owner_waits_and_the_others_do_not() -> None:
 
     assert [one for one in heard if one[0][0] == "b"] == [("b0", 0.05), ("b1", 0.1), ("b2", 0.15)]
     assert [one for one in heard if one[0][0] == "a"] == [("a0", 0.05), ("a1", 0.26), ("a2", 0.31)]
-
-
-def test_the_world_of_a_run_is_gone_when_the_next_has_begun() -> None:
-    """A cycle that a timer refers to, with a task, is collected. Kept for ever, ten thousand dead tasks made every
-    `asyncio.run` of the same process forty times slower."""
-
-    class World:
-        def __init__(self) -> None:
-            self.itself = self
-            self.task = asyncio.create_task(asyncio.sleep(3600))
-            asyncio.get_running_loop().call_later(7200, print, self)
-
-    left: list[weakref.ref[World]] = []
-
-    async def main() -> None:
-        left.append(weakref.ref(World()))
-
-    run(main())
-    run(asyncio.sleep(0))
-
-    assert left[0]() is None
 
 
 def test_the_tasks_of_a_run_are_known_until_they_end_and_no_others() -> None:
