@@ -10,12 +10,14 @@ FRAMEWORKS := $(VENV)/.frameworks
 DEPLOY := $(VENV)/.deploy
 SITE := $(VENV)/.site
 BROWSER := $(VENV)/.browser
-# What CI installs: all that the targets below would, found and built once. Python compiles what is imported, a fraction
-# of 18,000 files, of which pip takes 50 s of processor time.
+CHECKS := $(VENV)/.checks
+# What CI installs: all that the targets below would, found and built once.
 ALL := $(VENV)/.all
 EVERYTHING := torch,dev,frameworks,deploy,docs,browser
-# pip, with the time to go on a terminal.
-INSTALL := $(BIN)/python -m tools.install
+TESTED := torch,test
+# pip, with the time to go on a terminal. Python compiles what is imported, a fraction of the files of which pip takes half
+# a minute of processor time.
+INSTALL := $(BIN)/python -m tools.install --no-compile
 ARGS ?=
 
 # The oldest supported version first: constraints.txt was resolved with it.
@@ -56,8 +58,8 @@ help: ## Show the targets
 $(STAMP) $(ALL): pyproject.toml constraints.txt $(wildcard training/kernels/kernels.c)
 	@$(BIN)/python -c '' 2>/dev/null || { $(find_python); echo "Creating $(VENV) with $$python"; "$$python" -m venv --clear $(VENV); }
 	@echo "Installing p2pnode and its pinned packages into $(VENV) (once; PyTorch is large)"
-	@$(INSTALL) -c constraints.txt $(if $(filter $(ALL),$@),--no-compile -e ".[$(EVERYTHING)]",-e ".[torch,dev]")
-	@touch $(STAMP) $(if $(filter $(ALL),$@),$(FRAMEWORKS) $(DEPLOY) $(SITE) $(BROWSER) $@)
+	@$(INSTALL) -c constraints.txt -e ".[$(if $(filter $(ALL),$@),$(EVERYTHING),$(TESTED))]"
+	@touch $(STAMP) $(if $(filter $(ALL),$@),$(FRAMEWORKS) $(DEPLOY) $(SITE) $(BROWSER) $(CHECKS) $@)
 
 venv: $(STAMP) ## Create the virtual environment
 
@@ -111,14 +113,19 @@ test-browser: $(BROWSER) ## Look at the dashboard with a real browser (Chromium)
 screenshots: $(BROWSER) ## Make the pictures of docs/ again: the dashboard of a swarm, and a terminal
 	@$(BIN)/python -m tests.browser.screenshots $(ARGS)
 
-check: $(STAMP) ## Format, lint, types, import rules and known advisories, all as CI has them
+# mypy, ruff, import-linter and pip-audit, which no test uses.
+$(CHECKS): $(STAMP)
+	@$(INSTALL) -c constraints.txt -e ".[dev]"
+	@touch $@
+
+check: $(CHECKS) ## Format, lint, types, import rules and known advisories, all as CI has them
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.audit
 
-format: $(STAMP) ## Format the code as `check` requires
+format: $(CHECKS) ## Format the code as `check` requires
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -134,7 +141,7 @@ docs: $(SITE) generated ## Generate those files, and build the documentation int
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "open build/site/index.html"
 
-bench: $(STAMP) ## Measure the figures of docs/figures.md; ARGS go to the benchmarks
+bench: $(CHECKS) ## Measure the figures of docs/figures.md; ARGS go to the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 size: $(STAMP) ## Count lines, functions of a step, settings and more; ARGS are up to two revisions to compare

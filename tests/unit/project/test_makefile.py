@@ -39,7 +39,7 @@ def requirements() -> list[Requirement]:
         Requirement(text)
         for text in [
             *project["dependencies"],
-            *(one for name in ("torch", "dev", "deploy", "docs", "browser") for one in extras[name]),
+            *(one for name in ("torch", "test", "dev", "deploy", "docs", "browser") for one in extras[name]),
         ]
     ]
 
