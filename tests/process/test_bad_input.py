@@ -255,9 +255,8 @@ def test_two_nodes_on_one_state_directory_are_refused(tmp_path: Path) -> None:
     """A second node on a directory in use: exit code 7, and the first one continues."""
     state = str(tmp_path / "state")
     flags = ["--port", "0", "--status-port", "0", "--state-dir", state]
-    first = start_p2pnode(
-        ["start", *flags, "--set", "training.threads=1"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
+    task = ["--task", "tests.harness.trainers.tasks:Slow", "--set", "training.options={seconds = 0.1}"]
+    first = start_p2pnode(["start", *flags, *task], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     try:
         deadline = time.monotonic() + DEADLINE_S
         while not (tmp_path / "state" / STATUS_FILE).exists():

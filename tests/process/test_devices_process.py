@@ -59,8 +59,8 @@ def host(
         log=world.log,
     )
     trainer = make_trainer(
-        TrainingSettings(device=devices, **settings),  # type: ignore[arg-type]
-        DevicesSettings(**of_devices),  # type: ignore[arg-type]
+        TrainingSettings(device=devices, **settings),
+        DevicesSettings(**of_devices),
         command=command,
         node=NodeStart(NODE, 1),
         state_dir=world.state_dir,
@@ -71,7 +71,7 @@ def host(
         merges_by_gloo=gloo,
     )
     assert isinstance(trainer, HostTrainer)
-    world.trainers.append(trainer)  # type: ignore[arg-type]
+    world.trainers.append(trainer)
     return trainer
 
 
@@ -124,7 +124,7 @@ def test_trainers_with_a_period_of_one_are_one_process_on_the_joined_batch(
         batches = first if number == 0 else [next(draw) for draw in draws]
         joined = torch.cat([inputs for inputs, _ in batches]), torch.cat([outputs for _, outputs in batches])
         spec.optimizer.zero_grad()
-        tasks[0].loss(spec.model, joined).backward()  # type: ignore[no-untyped-call]
+        tasks[0].loss(spec.model, joined).backward()
         spec.optimizer.step()
     parameters = sorted(spec.model.named_parameters())
     alone = torch.cat([parameter.detach().reshape(-1) for _, parameter in parameters]).numpy()
@@ -354,7 +354,7 @@ def test_the_trainers_of_a_node_divide_the_samples_of_an_epoch(world: World, tmp
 
     async def scenario(world: World) -> None:
         trainer = host(world, "cpu*2", [sys.executable, str(tmp_path / "train.py")], local_steps=3, period=1)
-        async with sharing(world, trainer):  # type: ignore[arg-type]
+        async with sharing(world, trainer):
             await trainer.start()
             for step in range(1, 5):
                 await trainer.train(order(step, 3))

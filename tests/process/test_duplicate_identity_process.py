@@ -1,4 +1,4 @@
-"""One state directory copied and started twice, beside a third node that both can reach: both report it and stop."""
+"""One state directory copied and started twice: nodes that share an identity report it and stop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., ProcessNode]]:
 @pytest.mark.timeout(600)
 def test_two_daemons_on_one_copied_state_directory_stop(tmp_path: Path, launch: Callable[..., ProcessNode]) -> None:
     """The original trains; its copy joins through a third node. Both end with the documented code, one clear sentence
-    and a hint; the third trains on."""
+    and a hint; the third trains on. A copy of the third, which dials it, meets its own identity in the hello, and ends
+    alone."""
     founder = launch("founder")
     until(lambda: bool(founder.address), START_S, "the founder can be asked", [founder])
     original = launch("original", founder.address)
@@ -65,17 +66,10 @@ def test_two_daemons_on_one_copied_state_directory_stop(tmp_path: Path, launch: 
     # The log is written by a thread: a step may be known before the line is there.
     until(lambda: bool(founder.events("identity_used_twice")), START_S, "its log has what it saw", [founder])
 
+    copy_of_running(tmp_path / "founder", tmp_path / "twin")
+    twin, address = launch("twin", founder.address), founder.address
 
-@pytest.mark.timeout(600)
-def test_a_copy_of_a_founder_that_dials_it_stops(tmp_path: Path, launch: Callable[..., ProcessNode]) -> None:
-    """The copy meets its own identity in the bootstrap's hello: it never joins, and the founder is not disturbed."""
-    founder = launch("founder")
-    until(lambda: founder.step > 2, START_S, "the founder trains", [founder])
-    address = founder.address
-    copy_of_running(tmp_path / "founder", tmp_path / "copy")
-    copy = launch("copy", address)
-
-    assert copy.process.wait(START_S) == ExitCode.IDENTITY_IN_USE, copy.output()
-    assert f"{address} runs with the same key" in copy.output()
+    assert twin.process.wait(START_S) == ExitCode.IDENTITY_IN_USE, twin.output()
+    assert f"{address} runs with the same key" in twin.output()
     before = founder.step
     until(lambda: founder.step > before, START_S, "the founder trains on", [founder])

@@ -55,7 +55,7 @@ def environment(folder: Path) -> Environment:
         entropy=SystemEntropy(),
         disk=FolderDisk(folder),
         executor=ThreadExecutor(),
-        log=ListLog([], clock=SystemClock()),  # type: ignore[arg-type]
+        log=ListLog([], clock=SystemClock()),
     )
 
 

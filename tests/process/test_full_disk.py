@@ -69,7 +69,7 @@ def test_a_disk_that_fills_up_stops_no_training(small_disk: Path) -> None:
     """Checkpoints fail with an event that names the reason, steps continue, the last whole one stays; with space they
     succeed."""
     settings = {**SHORT_STEPS, "training.checkpoint_s": 2}
-    daemon = ProcessNode(small_disk, "node", settings, script=TRAINER)
+    daemon = ProcessNode(small_disk, "node", settings, script=TRAINER, forks=True)
     try:
         until(lambda: daemon.trains, START_S, "the node trains")
         client = daemon.client()

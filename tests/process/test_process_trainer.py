@@ -120,7 +120,7 @@ def test_one_node_equals_the_bare_loop(world: World) -> None:
     batches = iter(task.batches())
     for _ in range(200):
         spec.optimizer.zero_grad()
-        task.loss(spec.model, next(batches)).backward()  # type: ignore[no-untyped-call]
+        task.loss(spec.model, next(batches)).backward()
         spec.optimizer.step()
         assert spec.scheduler is not None
         spec.scheduler.step()

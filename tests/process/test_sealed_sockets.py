@@ -207,7 +207,7 @@ async def test_a_member_cannot_use_anothers_id() -> None:
         assert error.kind == "reset"  # its ticket names another node, so the unmodified gate refuses it
         # With a modified gate the connection is admitted, but there is no certificate of the absent node.
         impostor.tickets._own_id = absent.node_id
-        impostor.transport.sealer._identity = Claimed(impostor.identity, absent)  # type: ignore[assignment]
+        impostor.transport.sealer._identity = Claimed(impostor.identity, absent)
         error = await failure(ask(one, there, "who", [b"payload"]))
         assert error.kind == "rejected"
         assert "this node asked for" in error.detail

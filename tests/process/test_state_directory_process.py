@@ -70,9 +70,11 @@ def founder(tmp_path: Path) -> Iterator[Founder]:
 def test_mistaken_commands_break_no_state_directory(founder: Founder) -> None:
     """While the node runs and after it has ended: a second start, another run, another swarm's invitation, a namesake's
     invitation and foreign bootstraps are refused and write nothing; a plain `p2pnode start` then continues the run."""
+    # A task that sleeps: one that computes would take a core from the other tests.
+    given = {"training.task": "tests.harness.trainers.tasks:Slow", "training.options": "{seconds = 0.1}"}
     settings = [
         part
-        for key, value in {**SHORT_STEPS, "training.checkpoint_s": 1}.items()
+        for key, value in {**SHORT_STEPS, **given, "training.checkpoint_s": 1}.items()
         for part in ("--set", f"{key}={value}")
     ]
     founder.start("--run", "digits", "--port", "0", "--status-port", "0", *settings)

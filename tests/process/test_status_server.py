@@ -148,7 +148,7 @@ def test_a_fault_of_the_source_is_an_answer_too(caplog: pytest.LogCaptureFixture
         def broken() -> Any:
             raise ZeroDivisionError("secret")
 
-        asked.source.peers = broken  # type: ignore[method-assign]
+        asked.source.peers = broken
         response = await asked("GET", "/peers")
         assert (response.status, response.json["error"]) == (500, "ZeroDivisionError while answering /peers")
         assert (await asked("GET", "/status")).status == 200
@@ -195,7 +195,7 @@ def test_an_address_that_cannot_be_had_is_one_sentence_and_a_hint() -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        server = StatusServer(None, StatusSettings(port=port), TOKEN, SystemClock())  # type: ignore[arg-type]
+        server = StatusServer(None, StatusSettings(port=port), TOKEN, SystemClock())
 
         with pytest.raises(UserError) as caught:
             asyncio.run(server.start())
@@ -203,7 +203,7 @@ def test_an_address_that_cannot_be_had_is_one_sentence_and_a_hint() -> None:
     assert caught.value.exit_code == ExitCode.CANNOT_BIND
     assert f"127.0.0.1:{port}: the port is in use" in caught.value.message
     assert "--status-port" in caught.value.hint
-    elsewhere = StatusServer(None, StatusSettings(host="192.0.2.1", port=1), TOKEN, SystemClock())  # type: ignore[arg-type]
+    elsewhere = StatusServer(None, StatusSettings(host="192.0.2.1", port=1), TOKEN, SystemClock())
     with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:1") as caught:
         asyncio.run(elsewhere.start())
     assert "check status.host" in caught.value.hint
@@ -294,6 +294,6 @@ async def test_connections_are_bounded(asked: Asked, *, monkeypatch: pytest.Monk
         reader.cancel()
     for _, writer in idle:
         writer.close()
-    while len(asked.server._runner.server.connections) > 4:  # type: ignore[union-attr]  # noqa: ASYNC110
+    while len(asked.server._runner.server.connections) > 4:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert (await asked("GET", "/status")).status == 200

@@ -109,7 +109,7 @@ async def test_a_reader_that_takes_nothing_is_closed(asked: Asked, *, monkeypatc
     monkeypatch.setattr(status_server, "WRITE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(live, "PERIOD_S", 0.01)
     big = [PEER] * 200
-    asked.source.peers = lambda: big  # type: ignore[method-assign]
+    asked.source.peers = lambda: big
     host, _, port = asked.address.partition(":")
     with socket.socket() as idle:
         idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -94,7 +94,7 @@ def test_the_life_of_a_swarm(daemons: Callable[..., ProcessNode]) -> None:
     assert leaver.process.wait(timeout=90) == 0
     until(lambda: all(node.status()["population"]["estimate"] == 2 for node in left), 90, "neighbours know")
     for node in left:
-        until(lambda at=node: bool(ends(at, name)), 90, "its log has the end")  # type: ignore[misc]
+        until(lambda at=node: bool(ends(at, name)), 90, "its log has the end")
         assert ends(node, name) == ["peer_left"]
 
     again = daemons("second", first.address, forks=True)

@@ -30,14 +30,13 @@ from p2pnode.overlay.system import SystemEntropy
 from p2pnode.overlay.transport import TransportError
 from tests.process.harness.members import BareSocket, Member, Relay, Tap, ask, flipped, send_bytes
 from tests.process.harness.sockets import failure
-from tests.process.harness.swarm_world import START_S, until
-from tests.process.test_sealed_process import Daemon
+from tests.process.harness.swarm_world import SHORT_STEPS, START_S, TRAINER, ProcessNode, until
 
 RUN = "guarded"
 ABSENT = identity_from_seed(b"a" * 32)
 
 
-def page(daemon: Daemon) -> str:
+def page(daemon: ProcessNode) -> str:
     """/metrics."""
     found = find(daemon.state_dir)
     assert found is not None
@@ -48,13 +47,13 @@ def page(daemon: Daemon) -> str:
     return text
 
 
-def refused(daemon: Daemon) -> dict[tuple[str, str], int]:
+def refused(daemon: ProcessNode) -> dict[tuple[str, str], int]:
     """(channel, reason) → count, as /metrics has it."""
     samples = re.findall(r'p2pnode_strangers_refused_total\{channel="(\w+)",reason="(\w+)"\} (\d+)', page(daemon))
     return {(channel, reason): int(count) for channel, reason, count in samples}
 
 
-def standing(daemon: Daemon) -> str:
+def standing(daemon: ProcessNode) -> str:
     """What unauthenticated peers may not change: peers, pairs, owners, population, health."""
     status = daemon.status()
     kept = {key: status[key] for key in ("node", "run", "swarm", "population", "health")}
@@ -73,7 +72,14 @@ def test_an_unauthenticated_peer_gets_no_answer_and_is_counted(tmp_path: Path) -
     datagram and by TLS. Each changes its counter; none gets a byte or changes anything else."""
     key = SwarmKey(os.urandom(32))
     ring = KeyRing((key,))
-    daemon = Daemon(tmp_path, "first", "--run", RUN, P2PNODE_SWARM_KEY=key.text)
+    daemon = ProcessNode(
+        tmp_path,
+        "first",
+        SHORT_STEPS | {"swarm.run": RUN, "training.checkpoint_s": 0},
+        environment={"P2PNODE_SWARM_KEY": key.text},
+        script=TRAINER,
+        forks=True,
+    )
     try:
         until(lambda: daemon.trains, START_S, "the founder trains")
         host, _, port = daemon.address.rpartition(":")
@@ -89,7 +95,7 @@ def test_an_unauthenticated_peer_gets_no_answer_and_is_counted(tmp_path: Path) -
         print(f"--- its log's end:\n{daemon.output()[-1500:]}")
 
 
-async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
+async def _attacks(daemon: ProcessNode, home: NodeAddress, ring: KeyRing) -> None:
     bare = BareSocket()
 
     async def expect(name: str, attack: Callable[[], Awaitable[None]], *counters: tuple[str, str]) -> None:
@@ -169,7 +175,7 @@ async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
 
         async def as_another() -> None:
             async with Member(ring, RUN) as liar:
-                liar.transport.sealer._identity = Thief(liar.identity)  # type: ignore[assignment]
+                liar.transport.sealer._identity = Thief(liar.identity)
                 liar.transport.send(home, b"hello")
                 await asyncio.sleep(0.2)
                 assert liar.counters.get("received", 0) == 0
@@ -180,7 +186,7 @@ async def _attacks(daemon: Daemon, home: NodeAddress, ring: KeyRing) -> None:
     bare.socket.close()
 
 
-async def _in_anothers_name(daemon: Daemon, member: Member, home: NodeAddress) -> None:
+async def _in_anothers_name(daemon: ProcessNode, member: Member, home: NodeAddress) -> None:
     """What a member sends under its own seal or certificate in the name of another is refused, and counted."""
     context = HelloContext(member.identity, 1, RUN, SystemEntropy())
     greeted = await say_hello(member.transport, home, context=context, genesis=None, timeout_s=60.0)

@@ -175,7 +175,7 @@ def lan(sides: Sequence[int], rates_mbit: Sequence[float]) -> Iterator[Lan]:
     """A `Lan` that is gone at the end. Raises `NotPermitted`."""
     made = Lan.__new__(Lan)
     try:
-        made.__init__(sides, rates_mbit)  # type: ignore[misc]
+        made.__init__(sides, rates_mbit)
         yield made
     finally:
         if hasattr(made, "_line"):

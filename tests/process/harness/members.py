@@ -178,14 +178,14 @@ class Tap:
         self._member = member
         self._send = member.sockets.send
         self.sent: list[bytes] = []
-        member.sockets.send = self._tapped  # type: ignore[method-assign]
+        member.sockets.send = self._tapped
 
     def _tapped(self, to: Address, datagram: bytes) -> None:
         self.sent.append(datagram)
         self._send(to, datagram)
 
     def stop(self) -> list[bytes]:
-        self._member.sockets.send = self._send  # type: ignore[method-assign]
+        self._member.sockets.send = self._send
         return self.sent
 
 

@@ -47,6 +47,6 @@ def break_owned() -> None:
 
 
 if __name__ == "__main__":
-    daemon.Node = KnownNode  # type: ignore[misc]
+    daemon.Node = KnownNode
     daemon.run = functools.partial(daemon.run, make_trainer=OddTrainer)
     sys.exit(main())

@@ -21,7 +21,7 @@ class Member(Node):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.node_id = name.encode() * 20
-        self.indirect = IndirectRequests(self, self.dispatch)  # type: ignore[arg-type]
+        self.indirect = IndirectRequests(self, self.dispatch)
         self.breaks_at: int | None = None
 
     @property

@@ -115,7 +115,7 @@ async def test_a_reader_that_takes_nothing_is_given_up_by_the_server(monkeypatch
         Node() as two,
         one.transport.request(two.address, "give", str(64 * MB).encode(), timeout_s=LATE_S),
     ):
-        await until(lambda: not two.transport._server._connections, "it was closed")  # type: ignore[union-attr]
+        await until(lambda: not two.transport._server._connections, "it was closed")
 
 
 @run_by("run")

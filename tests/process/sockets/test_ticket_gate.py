@@ -36,8 +36,8 @@ async def test_stalled_connections_do_not_block_members() -> None:
         for stalled in sockets[::2]:
             with contextlib.suppress(OSError):
                 stalled.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
-        assert len(two.sockets._gate._pending) <= 512  # type: ignore[union-attr]
-        await until(lambda: not two.sockets._gate._pending, "all are dropped")  # type: ignore[union-attr]
+        assert len(two.sockets._gate._pending) <= 512
+        await until(lambda: not two.sockets._gate._pending, "all are dropped")
         await until(lambda: sum(map(two.dropped().get, REASONS, (0, 0, 0))) == 700, "each is counted")
         assert (await ask(one, two.home))[2] == two.identity.node_id
         for stalled in sockets:
