@@ -103,7 +103,7 @@ async def _gone_s(world: _World, rng: random.Random) -> float:
     """Some nodes die at one moment: virtual seconds until no other node lists any of them."""
     victims = rng.sample(list(world.nodes), KILLED)
     ids = [world.nodes[number].node_id for number in victims]
-    await asyncio.gather(*(world.crash(number) for number in victims))
+    await asyncio.gather(*(world.kill(number) for number in victims))
     listing = [(node, node_id) for node in world.nodes.values() for node_id in ids]
     died = world.clock.monotonic()
     while listing := [(node, node_id) for node, node_id in listing if holds(node, node_id)]:
@@ -124,7 +124,7 @@ async def _churn(world: _World, nodes: int, minutes: int, median_life_s: float, 
         task.cancel()
     await asyncio.gather(*lives, return_exceptions=True)
     for number in [number for number in world.nodes if number not in churn.joined_at]:
-        await world.crash(number)  # it was on its way in or out
+        await world.kill(number)  # it was on its way in or out
     churn.judge()
     return churn.found
 
@@ -151,7 +151,7 @@ def run(
         found.churned = await _churn(world, nodes, minutes, median_life_s, rng)
         found.gone_s = await _gone_s(world, rng)
         victims = rng.sample(list(world.nodes), len(world.nodes) // 2)
-        await asyncio.gather(*(world.crash(number) for number in victims))
+        await asyncio.gather(*(world.kill(number) for number in victims))
         died = world.clock.monotonic()
         living = list(world.nodes.values())
         found.resolved = await resolve(pairs_of(living, pairs, rng))

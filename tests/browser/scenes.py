@@ -400,7 +400,7 @@ def hostile() -> Scene:
         for number, text in enumerate(EVIL, 1)
     ]
     events = [(3.0, "error", text, {text: text, "node": node_id(3)}) for text in EVIL]
-    return Scene(status, peers, events)  # type: ignore[arg-type]
+    return Scene(status, peers, events)
 
 
 #: The scenes that are looked at in every width, by name.

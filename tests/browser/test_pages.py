@@ -28,7 +28,7 @@ def test_every_state_fits_a_phone_and_has_nothing_that_axe_finds(open_tab: OpenT
         tab.page.wait_for_timeout(250)
         for width, colours in ((PHONE, "dark"), (LAPTOP, "light")):
             tab.page.set_viewport_size({"width": width, "height": 900})
-            tab.page.emulate_media(color_scheme=colours, reduced_motion="reduce")  # type: ignore[arg-type]
+            tab.page.emulate_media(color_scheme=colours, reduced_motion="reduce")
             tab.page.wait_for_timeout(150)
             if over := tab.overflow_px():
                 found.append(f"{name}, {width} px: {over} px too wide")

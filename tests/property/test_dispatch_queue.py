@@ -143,7 +143,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @initialize(tasks=st.integers(1, 5), passes=st.integers(0, 3), shuffle=st.booleans(), seed=st.integers(0, 9))
     def begin(self, tasks: int, passes: int, shuffle: bool, seed: int) -> None:
-        self.rules = QueueRules(passes=passes, **RULES)  # type: ignore[arg-type]
+        self.rules = QueueRules(passes=passes, **RULES)
         self.now = 50.0
         self.rows: dict[str, bytes] = {}
         self.queue = TaskQueue(self.rules, self.rows, self.now)

@@ -13,8 +13,8 @@ from p2pnode.training.devices.coordination import Coordination
 from p2pnode.training.devices.host import HostTrainer
 from p2pnode.training.devices.positions import LeaderPositions
 from p2pnode.training.trainer_link.interface import Vector
-from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.stories import played_by
+from tests.harness.swarms.simulated_swarm import play
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_device import StubDevice, host_of
 from tests.harness.trainers.stub_trainer import StubTrainer
@@ -27,9 +27,7 @@ def simulate(
     scenario: Callable[[Swarm, Devices], Awaitable[None]], *, seed: int, paces: list[float], **of_devices: Any
 ) -> Swarm:
     """Nodes n0, n1, …, each with two trainers that take `paces[n]` seconds for a local step."""
-    print(f"seed {seed}")
     devices: Devices = {}
-    worlds = []
 
     def make(name: str) -> StubTrainer:
         pace_s = paces[int(name[1:])]
@@ -37,18 +35,10 @@ def simulate(
         host = host_of(devices[name], local_steps=LOCAL_STEPS, **of_devices)
         return cast(StubTrainer, host)
 
-    async def main() -> None:
-        settings = {f"devices.{key}": value for key, value in of_devices.items()}
-        settings |= {"training.local_steps": LOCAL_STEPS, "training.min_nodes": len(paces), "exchange.shards": 2}
-        swarm = Swarm(seed=seed, settings={**settings, "barrier.method": "bsp"}, make_trainer=make)
-        worlds.append(swarm)
-        try:
-            await scenario(swarm, devices)
-        finally:
-            await swarm.stop()
-
-    VirtualLoop().run(main(), limit_s=3600)
-    return worlds[0]
+    settings = {f"devices.{key}": value for key, value in of_devices.items()}
+    settings |= {"training.local_steps": LOCAL_STEPS, "training.min_nodes": len(paces), "exchange.shards": 2}
+    settings |= {"barrier.method": "bsp"}
+    return play(lambda swarm: scenario(swarm, devices), lambda: Swarm(seed=seed, settings=settings, make_trainer=make))
 
 
 def coordination(host: Host) -> Coordination:
@@ -58,7 +48,7 @@ def coordination(host: Host) -> Coordination:
 
 
 def step_of(swarm: Swarm) -> int:
-    return min(host.living.progress.step for host in swarm.running())
+    return min(swarm.steps())
 
 
 def steps_by_step(devices: Devices) -> dict[int, Counter[str]]:
@@ -122,7 +112,7 @@ def test_a_node_that_reaches_no_server_takes_its_own_share() -> None:
         async def nobody(_key: bytes) -> list[object]:
             return []
 
-        host.living.overlay.candidates = nobody  # type: ignore[method-assign,assignment]
+        host.living.overlay.candidates = nobody
         begun = host.living.progress.step
         await swarm.until(lambda: step_of(swarm) >= begun + 6, within_s=600, what="six steps")
         assert coordination_of.server == b""
@@ -163,10 +153,10 @@ async def test_all_nodes_follow_the_leader_with_the_lowest_loss(swarm: Swarm, de
         assert follows._whole is not None
         assert np.array_equal(follows._whole, values)
 
-    follows.follow = look  # type: ignore[method-assign]
+    follows.follow = look
     begun = step_of(swarm)
     await swarm.until(lambda: step_of(swarm) >= begun + 3, within_s=600, what="three steps")
-    follows.follow = follow  # type: ignore[method-assign]
+    follows.follow = follow
     assert seen
     for values, leading in seen:
         assert np.abs(values - leading).max() <= np.abs(leading).max() / 128

@@ -188,7 +188,7 @@ class Kills:
             await asyncio.sleep(self.random.uniform(0.3, 6.0))
             if self.random.random() < 0.5:
                 await self.disturb_master(swarm, self.random.choice(["m0", "m1"]))
-            elif all(swarm.hosts[f"w{number}"].living.exchange is not None for number in range(4)):
+            elif all(swarm.hosts[f"w{number}"].exchange is not None for number in range(4)):
                 await self.kill(swarm, self.random.choice(["w1", "w2", "w3"]), [(0.05, 1.0), (8.0, 12.0)])
         await swarm.until_ended(["w0"], 900)
 

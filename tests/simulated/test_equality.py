@@ -96,7 +96,7 @@ def swarm_of(
             within_s=30,
             what="the last barrier",
         )
-        values.append(swarm.value())
+        values.append(swarm.model())
         await swarm.stop()
 
     VirtualLoop().run(main(), limit_s=3600)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.settings import ExchangeSettings
-from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
-from tests.harness.swarms.exchange_swarm import Member, World
+from tests.harness.swarms.exchange_swarm import World
+from tests.harness.swarms.light_network import Member
+from tests.harness.swarms.simulated_swarm import play
 
 VALUES_PER_SHARD = 2000
 #: Headers, and nothing else, may come on top.
@@ -23,28 +23,19 @@ WITHIN = 0.05
 
 def simulate(scenario: Callable[[World], Awaitable[None]], settings: ExchangeSettings, nodes: int) -> None:
     """A swarm that has settled, then the scenario."""
-    seed = 11
-    print(f"seed {seed}")
 
-    async def main() -> None:
-        values = VALUES_PER_SHARD * settings.shards
-        world = World(seed, settings=settings, shards=settings.shards, values=values, synchronous=False, tenure_s=0.0)
-        try:
-            founder = await world.start("n0", founder=True)
-            for number in range(1, nodes):
-                member = await world.start(f"n{number}")
-                await exchange_of(member).join(founder.contact)
-            await settled(world)
-            await scenario(world)
-        finally:
-            world.stop()
+    async def story(world: World) -> None:
+        await world.start("n0", founder=True)
+        for number in range(1, nodes):
+            await world.join(f"n{number}")
+        await settled(world)
+        await scenario(world)
 
-    VirtualLoop().run(main(), limit_s=600)
-
-
-def exchange_of(member: Member) -> Exchange:
-    assert member.exchange is not None
-    return member.exchange
+    values = VALUES_PER_SHARD * settings.shards
+    play(
+        story,
+        lambda: World(11, settings=settings, shards=settings.shards, values=values, synchronous=False, tenure_s=0.0),
+    )
 
 
 async def settled(world: World) -> None:
@@ -54,24 +45,17 @@ async def settled(world: World) -> None:
     while world.clock.monotonic() - since < 3.0:
         assert world.clock.monotonic() < deadline, "the shards never came to rest"
         await asyncio.sleep(0.2)
-        stores = [exchange_of(member).store for member in world.running()]
+        stores = [member.exchange.store for member in world.running()]
         now = [(len(store.owned), len(store.backed)) for store in stores]
         learning = any(owned.learner is not None for store in stores for owned in store.owned.values())
         if now != last or learning:
             last, since = now, world.clock.monotonic()
 
 
-async def until(world: World, condition: Callable[[], bool]) -> None:
-    deadline = world.clock.monotonic() + 30.0
-    while not condition():
-        assert world.clock.monotonic() < deadline
-        await asyncio.sleep(0.1)
-
-
 async def step(member: Member, number: int, delta: np.ndarray) -> None:
-    report = await exchange_of(member).push(number, number - 1, 1.0, delta)
+    report = await member.exchange.push(number, number - 1, 1.0, delta)
     assert (report.outstanding, report.refused) == (0, {})
-    await exchange_of(member).pull(number)
+    await member.exchange.pull(number)
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
@@ -89,9 +73,9 @@ def test_a_step_sends_twice_the_model_and_once_more_for_a_backup_whatever_the_si
         members = world.running()
         delta = np.ones(world.manifest.layout.total, np.float32)
         await asyncio.gather(*(step(member, 1, delta) for member in members))
-        before = [exchange_of(member).counters.bytes_sent for member in members]
+        before = [member.exchange.counters.bytes_sent for member in members]
         await asyncio.gather(*(step(member, 2, delta) for member in members))
-        sent = [exchange_of(member).counters.bytes_sent - was for member, was in zip(members, before, strict=True)]
+        sent = [member.exchange.counters.bytes_sent - was for member, was in zip(members, before, strict=True)]
 
         models = sum(sent) / nodes / (2 * world.manifest.layout.total)
         expected = (2 + replicas) * (nodes - 1) / nodes
@@ -117,9 +101,8 @@ class Bytes:
             self.count(name, buffers)
             carry(source, to, name, payload, buffers, answer)
 
-        world.carry = counted  # type: ignore[method-assign]
+        world.carry = counted
         for member in world.running():
-            assert member.overlay is not None
             member.overlay.handlers["pull"] = self._answering(member.overlay.handlers["pull"])
 
     def _answering(self, handle: Any) -> Any:
@@ -153,7 +136,6 @@ def test_with_sparse_pushes_and_pulls_as_changes_a_step_sends_a_tenth_and_receiv
 
         async def live(number: int, member: Member, first: int, last: int) -> None:
             overlay = member.overlay
-            assert overlay is not None
             began = world.clock.monotonic() + (number / nodes * STEP_S if staggered and first == 1 else 0.0)
             for index in range(first, last + 1):
                 await asyncio.sleep(max(0.0, began + (index - first) * STEP_S - world.clock.monotonic()))
@@ -180,7 +162,7 @@ def test_with_sparse_pushes_and_pulls_as_changes_a_step_sends_a_tenth_and_receiv
         print(f"{nodes} nodes: {pushed:.4f} bytes pushed, {pulled:.4f} pulled per parameter and step")
         assert 0.04 < pushed <= 0.12
         assert 0.05 * (nodes - 1) / nodes < pulled <= 0.07
-        assert sum(exchange_of(member).counters.publication_mismatches for member in members) == 0
+        assert sum(member.exchange.counters.publication_mismatches for member in members) == 0
 
     simulate(scenario, settings, nodes)
 
@@ -190,20 +172,20 @@ def test_what_a_step_leaves_on_its_way_arrives_as_it_was_although_the_trainer_wr
     settings = ExchangeSettings(codec="float32", shards=4, replicas=0, weight="sum", outer_lr=1.0, outer_momentum=0.0)
 
     async def scenario(world: World) -> None:
-        shards_of = {member.name: list(exchange_of(member).store.owned) for member in world.running()}
+        shards_of = {member.name: list(member.exchange.store.owned) for member in world.running()}
         owner = next(member for member in world.running() if shards_of[member.name])
         origin = next(member for member in world.running() if member is not owner)
         delta = np.ones(world.manifest.layout.total, np.float32)
         world.pause(owner.name)
 
-        report = await exchange_of(origin).push(1, 0, 1.0, delta)
+        report = await origin.exchange.push(1, 0, 1.0, delta)
         assert report.outstanding == len(shards_of[owner.name])
         delta[:] = 100.0
         world.resume(owner.name)
-        await until(world, lambda: not exchange_of(origin).outbox.steps)
+        await world.until(lambda: not origin.exchange.outbox.steps, within_s=30.0, what="all is acknowledged")
 
         for member in world.running():
-            for owned in exchange_of(member).store.owned.values():
+            for owned in member.exchange.store.owned.values():
                 assert owned.state.value.tolist() == [1.0] * VALUES_PER_SHARD
 
     simulate(scenario, settings, 3)

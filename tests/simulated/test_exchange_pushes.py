@@ -22,26 +22,7 @@ from p2pnode.training.exchange.run_state import LASTING_S
 from tests.harness.builders.codec_kinds import KINDS
 from tests.harness.environment.simulated import InlineExecutor
 from tests.harness.runner.stories import Fixture, played_by
-from tests.harness.swarms.exchange_story import (
-    BOUND_S,
-    ONES,
-    VALUES,
-    ask,
-    backup,
-    bystander,
-    events,
-    exchange_of,
-    logged,
-    model,
-    owned,
-    owner,
-    paired,
-    push,
-    simulate,
-    striking,
-    until,
-    value,
-)
+from tests.harness.swarms.exchange_story import BOUND_S, ONES, VALUES, ask, simulate, striking
 from tests.harness.swarms.exchange_swarm import GENESIS, World
 
 
@@ -63,18 +44,18 @@ async def test_a_push_is_one_request_to_each_owner(world: World) -> None:
     """Of a node alone it is none: what it owns is added at once, and exactly, and its next pull has it."""
     member, seen = world.running()[-1], pushes_seen(world)
     delta = np.random.default_rng(1).standard_normal(VALUES).astype(np.float32)
-    report = await exchange_of(member).push(1, 0, 1.0, delta.copy())
+    report = await member.exchange.push(1, 0, 1.0, delta.copy())
 
     assert (report.acknowledged, report.refused, report.outstanding) == (4, {}, 0)
-    assert model(world).tolist() == delta.tolist()
-    others = {owner(world, shard).name for shard in range(4)} - {member.name}
+    assert world.model().tolist() == delta.tolist()
+    others = {world.owner(shard).name for shard in range(4)} - {member.name}
     assert len(seen) == len(others)
     assert bool(report.bytes_sent) is bool(others)
     for one in world.running():
-        exchange, shards = exchange_of(one), exchange_of(one).store.owned
+        exchange, shards = one.exchange, one.exchange.store.owned
         assert (exchange.counters.merged, len(exchange.take_merged())) == (len(shards), bool(shards))
-    assert (await exchange_of(member).pull(1)).missing == []
-    assert exchange_of(member).replica.vector.tolist() == delta.tolist()
+    assert (await member.exchange.pull(1)).missing == []
+    assert member.exchange.replica.vector.tolist() == delta.tolist()
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
@@ -89,7 +70,7 @@ def test_encoding_pauses_for_the_event_loop(is_compiled: bool, monkeypatch: pyte
 
     async def scenario(world: World) -> None:
         pauses.clear()
-        await push(bystander(world), 1)
+        await world.bystander().push(1)
         assert len(pauses) == (1 if is_compiled else 4)
 
     simulate(scenario, nodes=3, shards=8, values=4 * VALUES_PER_TURN, codec="int8")
@@ -101,20 +82,20 @@ async def test_what_the_owners_decode_is_all_that_a_push_takes_from_the_trainer(
     world: World, *, codec: CodecName
 ) -> None:
     """The rest stays with it, for its next delta. The last delta of a run leaves less of it."""
-    member, rests = bystander(world), []
+    member, rests = world.bystander(), []
     world.training = False
     for step, is_last in ((1, False), (2, True)):
         trained = np.random.default_rng(1).normal(size=64).astype(np.float32)
-        delta, before, told = trained.copy(), model(world).copy(), list[np.ndarray]()
-        await exchange_of(member).push(
+        delta, before, told = trained.copy(), world.model().copy(), list[np.ndarray]()
+        await member.exchange.push(
             step, step - 1, 1.0, delta, on_encoded=lambda d=delta, t=told: t.append(d.copy()), is_last=is_last
         )
-        np.testing.assert_allclose(model(world) - before, delta, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(world.model() - before, delta, rtol=1e-5, atol=1e-6)
         assert [one.tolist() for one in told] == [delta.tolist()]
         rests.append(float(np.abs(trained - delta).sum()))
         left_out = np.linalg.norm(trained - delta) / np.linalg.norm(trained)
         expected = pytest.approx(left_out / (1.0 - left_out), rel=1e-3) if CODECS[codec].is_partial else None
-        assert exchange_of(member).push_client.held_back == expected
+        assert member.exchange.push_client.held_back == expected
     assert (rests[0] == 0.0) is (codec == "float32")
     assert rests[1] <= rests[0]
 
@@ -125,20 +106,20 @@ async def test_an_owner_that_answers_nothing_keeps_one_delta_and_the_others_go_b
 ) -> None:
     """Each push waits for its deadline. The first delta was sent, so it stays, and is added once, however often it was
     sent; of the later ones no byte was sent, and they are given back."""
-    to, member, returned = owner(world), bystander(world), []
+    to, member, returned = world.owner(), world.bystander(), []
     with striking(world.unanswered, "push", sender=member, to=to):
         for step in range(1, 5):
             began_s = world.clock.monotonic()
-            report = await exchange_of(member).push(step, step - 1, 1.0, step * ONES)
+            report = await member.exchange.push(step, step - 1, 1.0, step * ONES)
             assert world.clock.monotonic() - began_s == pytest.approx(PUSH_DEADLINE_S, abs=0.3)
             returned.append(report.returned)
-    mine = tuple(shard for shard in range(2) if owner(world, shard) is to)
+    mine = tuple(shard for shard in range(2) if world.owner(shard) is to)
     assert returned == [(), mine, mine, mine]
-    assert exchange_of(member).outbox.steps == [1]
-    assert exchange_of(member).outbox.shards == set(mine)
-    assert await exchange_of(member).flush(BOUND_S) == 0
-    assert [value(world)[shard] for shard in mine] == [1.0] * len(mine)
-    assert len(events(world, "push_unfinished")) == 4
+    assert member.exchange.outbox.steps == [1]
+    assert member.exchange.outbox.shards == set(mine)
+    assert await member.exchange.flush(BOUND_S) == 0
+    assert [world.value()[shard] for shard in mine] == [1.0] * len(mine)
+    assert len(world.of("push_unfinished")) == 4
 
 
 @played_by(simulate, nodes=4)
@@ -152,22 +133,22 @@ async def test_a_fault_of_this_node_drops_no_delta(world: World, *, monkeypatch:
         return by_owner(*arguments)
 
     monkeypatch.setattr(OwnerDirectory, "by_owner", failing)
-    await push(bystander(world), 1)
-    assert value(world) == [1.0, 1.0]
-    assert len(events(world, "exchange_service_failed")) == 2
+    await world.bystander().push(1)
+    assert world.value() == [1.0, 1.0]
+    assert len(world.of("exchange_service_failed")) == 2
 
 
 @played_by(simulate, nodes=4, synchronous=True)
 async def test_under_bsp_a_step_waits_for_its_owners(world: World) -> None:
     """Nothing is trained apart: a step is announced when all have it."""
-    member = bystander(world)
+    member = world.bystander()
     with striking(world.rejected, "push", sender=member), pytest.raises(TimeoutError):
         async with asyncio.timeout(20.0):
-            await exchange_of(member).push(1, 0, 1.0, ONES.copy())
-    assert not exchange_of(member).is_apart
-    assert await exchange_of(member).flush(BOUND_S) == 0
-    exchange_of(owner(world)).store.fold(0, 1)
-    assert value(world)[0] == 1.0
+            await member.exchange.push(1, 0, 1.0, ONES.copy())
+    assert not member.exchange.is_apart
+    assert await member.exchange.flush(BOUND_S) == 0
+    world.owner().exchange.store.fold(0, 1)
+    assert world.value()[0] == 1.0
 
 
 @pytest.mark.parametrize("kind", ["sum", "population"])
@@ -177,13 +158,12 @@ def test_what_a_node_trains_out_of_reach_of_all_owners_is_added_when_it_is_back(
 
     async def scenario(world: World) -> None:
         member, seen = world.members["client"], pushes_seen(world)
-        exchange, overlay = exchange_of(member), member.overlay
-        assert overlay is not None
+        exchange = member.exchange
         world.training = False
         with striking(world.unanswered, "push", sender=member):
             await exchange.push(1, 0, 1.0, 8 * ONES)
         world.part({"client": 1})
-        await until(world, exchange.directory.is_apart, within_s=BOUND_S, what="no owner is in reach")
+        await world.until(exchange.directory.is_apart, within_s=BOUND_S, what="no owner is in reach")
         exchange.view.invalidate()
         began_s = world.clock.monotonic()
         for step in range(2, 5):
@@ -197,11 +177,11 @@ def test_what_a_node_trains_out_of_reach_of_all_owners_is_added_when_it_is_back(
 
         world.heal()
         assert await exchange.flush(30.0) == 0
-        before = value(world)
+        before = world.value()
         report = await exchange.push(6, 5, 1.0, 100 * ONES)
         assert (report.outstanding, report.refused) == (0, {})
         assert not exchange.is_apart
-        assert [now - then for now, then in zip(value(world), before, strict=True)] == [100.0, 100.0]
+        assert [now - then for now, then in zip(world.value(), before, strict=True)] == [100.0, 100.0]
         assert {(one.step, one.apart) for one in seen} >= {(1, False), (1, True), (6, True)}
         assert [one.event for one in world.records if "in_reach" in one.event or "out_of_reach" in one.event] == [
             "owners_out_of_reach",
@@ -212,10 +192,9 @@ def test_what_a_node_trains_out_of_reach_of_all_owners_is_added_when_it_is_back(
 
     async def with_client(world: World) -> None:
         client = await world.start("client")
-        assert client.overlay is not None
         client.overlay.eligible = False
         world.spread(client)
-        await exchange_of(client).join(world.members["n0"].contact)
+        await client.exchange.join(world.members["n0"].contact)
         await asyncio.sleep(3.0)
         await scenario(world)
 
@@ -243,15 +222,15 @@ def test_large_shards_are_worked_on_beside_the_loop_and_in_parts(monkeypatch: py
         assert "fresh_state" in names
         names.clear()
         pauses.clear()
-        member = bystander(world)
-        await push(member, 1)
+        member = world.bystander()
+        await member.push(1)
         assert len(pauses) == 2  # after each shard: the loop may share the thread's core
-        await push(owner(world), 1, 10.0)
-        report = await exchange_of(member).push(2, 1, 1.0, np.array([np.nan, *[1.0] * 7], np.float32))
+        await world.owner().push(1, 10.0)
+        report = await member.exchange.push(2, 1, 1.0, np.array([np.nan, *[1.0] * 7], np.float32))
         assert report.refused == {"not_finite": 1}
         assert {"_encode", "received", "item", "_decoded_in_range"} <= names.keys()
-        assert model(world).tolist() == [11.0] * 4 + [12.0] * 4
-        await until(world, lambda: paired(world), within_s=BOUND_S, what="backups with the same bits")
+        assert world.model().tolist() == [11.0] * 4 + [12.0] * 4
+        await world.until(world.paired, within_s=BOUND_S, what="backups with the same bits")
 
     simulate(scenario, nodes=4, codec="bfloat16")
 
@@ -260,20 +239,19 @@ def test_a_delta_that_is_sent_again_is_added_everywhere_with_the_weight_of_its_f
     """Its backup has added it, and the answer was lost. Meanwhile there are more workers."""
 
     async def scenario(world: World) -> None:
-        member = bystander(world)
+        member = world.bystander()
         count_workers(world, 2.0)
-        with striking(world.unanswered, "forward", to=backup(world)):
-            await exchange_of(member).push(1, 0, 0.5, ONES.copy())
+        with striking(world.unanswered, "forward", to=world.backup()):
+            await member.exchange.push(1, 0, 0.5, ONES.copy())
         count_workers(world, 8.0)
-        assert await exchange_of(member).flush(BOUND_S) == 0
-        assert paired(world)
-        assert value(world) == [0.5]
+        assert await member.exchange.flush(BOUND_S) == 0
+        assert world.paired()
+        assert world.value() == [0.5]
 
     def count_workers(world: World, count: float) -> None:
         for member in world.running():
-            assert member.overlay is not None
-            member.overlay.workers = lambda: count  # type: ignore[method-assign]
-            exchange_of(member).view.invalidate()
+            member.overlay.workers = lambda: count
+            member.exchange.view.invalidate()
 
     simulate(scenario, nodes=4, shards=1, weight="population")
 
@@ -281,8 +259,8 @@ def test_a_delta_that_is_sent_again_is_added_everywhere_with_the_weight_of_its_f
 @played_by(simulate, nodes=4, shards=4, owners=2)
 async def test_a_push_that_is_not_its_senders_or_does_not_fit_is_refused_with_the_reason(world: World) -> None:
     """What came before a broken frame is added. A shard of another owner is redirected to it."""
-    to, member = owner(world), bystander(world)
-    mine = [shard for shard in range(4) if owner(world, shard) is to]
+    to, member = world.owner(), world.bystander()
+    mine = [shard for shard in range(4) if world.owner(shard) is to]
     assert len(mine) > 1
     node = member.contact.node_id
 
@@ -312,16 +290,16 @@ async def test_a_push_that_is_not_its_senders_or_does_not_fit_is_refused_with_th
     (result,) = found.results
     assert (result.status, result.owner_info and result.owner_info.owner) == (
         "redirect",
-        owner(world, theirs).contact.node_id,
+        world.owner(theirs).contact.node_id,
     )
-    assert [value(world)[shard] for shard in mine[:2]] == [1.0, 0.0]
+    assert [world.value()[shard] for shard in mine[:2]] == [1.0, 0.0]
 
 
 @played_by(simulate, nodes=1)
 async def test_a_node_that_has_closed_adds_nothing_more(world: World) -> None:
     """It knows that its states are complete, and its disk gets all of them."""
-    exchange = exchange_of(owner(world))
-    await push(owner(world), 1)
+    exchange = world.owner().exchange
+    await world.owner().push(1)
     assert not exchange.is_clean()
     await exchange.close(1.0)
     report = await exchange.push(2, 1, 1.0, ONES.copy())
@@ -337,29 +315,27 @@ def test_the_own_step_counts_in_the_median_and_an_owner_that_counts_otherwise_is
     """From the moment on that it is told. A push carries the start of its node, and the workers that it counts."""
 
     async def scenario(world: World) -> None:
-        member, seen = bystander(world), pushes_seen(world)
-        exchange = exchange_of(member)
+        member, seen = world.bystander(), pushes_seen(world)
+        exchange = member.exchange
         world.training = False
         assert exchange.view.median_step() == 0
         for one in world.running():
-            exchange_of(one).begin_at(5)
-            assert one.overlay is not None
+            one.exchange.begin_at(5)
             one.overlay.step = 5
             world.spread(one)
         await asyncio.sleep(3.0)
         assert exchange.view.median_step() == 5
         exchange.run.incarnation = 3
-        assert member.overlay is not None
-        member.overlay.workers = lambda: 9.0  # type: ignore[method-assign]
+        member.overlay.workers = lambda: 9.0
         for step in (6, 7):
             exchange.view.invalidate()
             await exchange.push(step, step - 1, 1.0, ONES.copy())
             await asyncio.sleep(LASTING_S)
         assert [(one.incarnation, one.step, one.workers) for one in seen] == [(3, 6, 9.0), (3, 7, 9.0)]
-        assert exchange.view.counts.lasting() == [(owner(world).contact.node_id, 1.0)]
+        assert exchange.view.counts.lasting() == [(world.owner().contact.node_id, 1.0)]
 
     async def alone(world: World) -> None:
-        exchange = exchange_of(owner(world))
+        exchange = world.owner().exchange
         for step in (5, 6):
             exchange.advance(step)
             assert exchange.view.median_step() == step
@@ -371,39 +347,38 @@ def test_the_own_step_counts_in_the_median_and_an_owner_that_counts_otherwise_is
 @played_by(simulate, nodes=5, shards=1)
 async def test_a_backup_that_dies_is_replaced_and_no_delta_is_added_without_one(world: World) -> None:
     """The owner goes on under a higher term, with another node that has what was added."""
-    former, member, term = backup(world), bystander(world), owned(world).term
-    world.kill(former.name)
-    pushing = asyncio.ensure_future(exchange_of(member).push(1, 0, 1.0, ONES.copy()))
+    former, member, term = world.backup(), world.bystander(), world.owned().term
+    await world.kill(former.name)
+    pushing = asyncio.ensure_future(member.exchange.push(1, 0, 1.0, ONES.copy()))
     await asyncio.sleep(1.0)
-    assert value(world) == [0.0]
-    await until(
-        world,
-        lambda: owned(world).backup not in (None, former.contact),
+    assert world.value() == [0.0]
+    await world.until(
+        lambda: world.owned().backup not in (None, former.contact),
         within_s=BOUND_S,
         what="another backup",
     )
     await pushing
-    assert await exchange_of(member).flush(BOUND_S) == 0
-    assert owned(world).term > term
-    assert value(world) == [1.0]
-    await until(world, lambda: paired(world), within_s=BOUND_S, what="a backup with the same bits")
+    assert await member.exchange.flush(BOUND_S) == 0
+    assert world.owned().term > term
+    assert world.value() == [1.0]
+    await world.until(world.paired, within_s=BOUND_S, what="a backup with the same bits")
 
 
 @played_by(simulate, nodes=4, shards=1)
 async def test_a_backup_that_has_lost_the_shard_is_dropped_by_its_owner(world: World) -> None:
     """It answers that it backs up nothing, as after a restart that nobody has noticed: the owner looks for another."""
-    del exchange_of(backup(world)).store.backed[0]
-    term = owned(world).term
-    await push(bystander(world), 1)
-    await until(world, lambda: owned(world).backup is not None and paired(world), within_s=BOUND_S, what="a pair")
-    assert owned(world).term > term
-    assert value(world) == [1.0]
+    del world.backup().exchange.store.backed[0]
+    term = world.owned().term
+    await world.bystander().push(1)
+    await world.until(lambda: world.owned().backup is not None and world.paired(), within_s=BOUND_S, what="a pair")
+    assert world.owned().term > term
+    assert world.value() == [1.0]
 
 
 @played_by(simulate, nodes=4, shards=1)
 async def test_a_backup_adds_its_own_delta_from_its_own_copy_and_asks_for_what_it_keeps_no_more(world: World) -> None:
     """The forward of its delta has no array, whatever the codec."""
-    member, sizes = backup(world), list[int]()
+    member, sizes = world.backup(), list[int]()
     carry = world.carry
 
     def noted(source: Any, to: Any, name: str, payload: bytes, buffers: list[bytes], answer: Any) -> None:
@@ -411,53 +386,53 @@ async def test_a_backup_adds_its_own_delta_from_its_own_copy_and_asks_for_what_i
             sizes.append(sum(map(len, buffers)))
         carry(source, to, name, payload, buffers, answer)
 
-    world.carry = noted  # type: ignore[method-assign]
-    await push(member, 1)
+    world.carry = noted
+    await member.push(1)
     assert sizes == [0]
-    sent = exchange_of(member).sent
-    find, sent.find = sent.find, lambda *_: None  # type: ignore[method-assign]
-    await push(member, 2)
+    sent = member.exchange.sent
+    find, sent.find = sent.find, lambda *_: None
+    await member.push(2)
     assert [bool(size) for size in sizes] == [False, False, True]
-    sent.find = find  # type: ignore[method-assign]
-    assert paired(world)
-    assert value(world) == [3.0]
+    sent.find = find
+    assert world.paired()
+    assert world.value() == [3.0]
 
 
 @played_by(simulate, nodes=3, shards=1)
 async def test_values_out_of_range_reach_no_backup(world: World) -> None:
     """Whatever its owner has accepted: the copy stays one that training can go on from, and the nonsense is counted."""
-    sender, to = owner(world), backup(world)
+    sender, to = world.owner(), world.backup()
     for bad in (3e38, np.inf, np.nan):
         body = [bytes(one) for one in frames(0, np.full(VALUES, bad, np.float32), "float32", Part.DELTA)]
-        message = Forward(b"x" * 20, 1, 1, 1.0, [Forwarded(0, owned(world).term, 0)])
+        message = Forward(b"x" * 20, 1, 1, 1.0, [Forwarded(0, world.owned().term, 0)])
         answer = await ask(sender, to, "forward", message, ForwardAnswer, body)
         assert [result.status for result in answer.results] == ["unknown"]
-    assert paired(world)
+    assert world.paired()
     assert [one.event for one in world.records if "range" in one.event] == ["forward_out_of_range"] * 3
 
 
 @played_by(simulate, nodes=5)
 async def test_a_node_that_finds_an_owner_dead_waits_for_it_no_longer(world: World) -> None:
     """Its request ends when the failure detector has decided, and its shards are sent to who takes them over."""
-    dead, member = owner(world), bystander(world)
-    await push(member, 1)
-    world.kill(dead.name)
+    dead, member = world.owner(), world.bystander()
+    await member.push(1)
+    await world.kill(dead.name)
     began_s = world.clock.monotonic()
-    await exchange_of(member).push(2, 1, 1.0, 2 * ONES)
-    assert await exchange_of(member).flush(BOUND_S) == 0
+    await member.exchange.push(2, 1, 1.0, 2 * ONES)
+    assert await member.exchange.flush(BOUND_S) == 0
     assert world.clock.monotonic() - began_s <= BOUND_S
-    assert value(world) == [3.0, 3.0]
-    await until(world, lambda: logged(world), within_s=BOUND_S, what="pairs again")
+    assert world.value() == [3.0, 3.0]
+    await world.until(world.logged, within_s=BOUND_S, what="pairs again")
 
 
 @played_by(simulate, nodes=4, shards=1)
 async def test_who_asks_another_to_take_over_is_not_believed_that_the_owner_is_dead(world: World) -> None:
     """The shard waits for a survey, and its owner keeps it. The answer names that one."""
-    member, to, owning = bystander(world), backup(world), owner(world)
+    member, to, owning = world.bystander(), world.backup(), world.owner()
     answer = await ask(member, to, "request_takeover", ShardList([0, 99]), TransferResult)
     assert answer.taken == [0]
     assert [info.owner for info in answer.others] == [owning.contact.node_id]
     await asyncio.sleep(3.0)
-    assert owner(world) is owning
+    assert world.owner() is owning
     with pytest.raises(TransportError):
         await ask(member, to, "no_such_request", ShardList([0]), TransferResult)

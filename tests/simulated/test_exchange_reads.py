@@ -15,26 +15,9 @@ from p2pnode.training.exchange.ownership_messages import ReplicasAnswer, ShardLi
 from p2pnode.training.exchange.terms import ZERO_TERM, Fence, Term
 from tests.harness.environment.simulated import InlineExecutor
 from tests.harness.runner.stories import Fixture, played_by
-from tests.harness.swarms.exchange_story import (
-    BOUND_S,
-    ONES,
-    ask,
-    backup,
-    bystander,
-    events,
-    exchange_of,
-    join,
-    model,
-    owned,
-    owner,
-    paired,
-    push,
-    simulate,
-    striking,
-    until,
-    value,
-)
-from tests.harness.swarms.exchange_swarm import Links, World
+from tests.harness.swarms.exchange_story import BOUND_S, ONES, ask, simulate, striking
+from tests.harness.swarms.exchange_swarm import World
+from tests.harness.swarms.light_network import Links
 
 # -- a step -----------------------------------------------------------------------------------------------------------
 
@@ -52,42 +35,42 @@ async def test_only_what_has_changed_is_sent_and_each_version_is_encoded_once(
         return encode(values, codec)
 
     monkeypatch.setattr(codecs, "encode", counted)
-    owners = {owner(world, shard).name for shard in range(4)}
+    owners = {world.owner(shard).name for shard in range(4)}
     pullers = [one for one in world.running() if one.name not in owners]
     assert len(pullers) >= 2
-    await push(pullers[0], 1)
+    await pullers[0].push(1)
     for step in (1, 2):
         encoded.clear()
         for one in pullers:
-            report = await exchange_of(one).pull(step)
+            report = await one.exchange.pull(step)
             assert (report.changed, report.unchanged, report.missing) == (4, [], [])
-            assert exchange_of(one).replica.vector.tolist() == model(world).tolist()
-            assert len((await exchange_of(one).pull(step)).unchanged) == 4
+            assert one.exchange.replica.vector.tolist() == world.model().tolist()
+            assert len((await one.exchange.pull(step)).unchanged) == 4
         assert encoded == ["bfloat16"] * 4
-        await push(pullers[1], step + 1)
+        await pullers[1].push(step + 1)
 
 
 @played_by(simulate, nodes=4, shards=16, values=32, owners=3, pull_codec="float32")
 async def test_of_broken_answers_whole_shards_are_kept_and_no_more_is_sent_again(world: World) -> None:
     """Each body is cut somewhere. What has arrived is not asked for again."""
-    puller = next(one for one in world.running() if len(exchange_of(one).store.owned) < 4)
-    await push(puller, 1)
-    others = [shard for shard in range(16) if owner(world, shard) is not puller]
-    before = exchange_of(puller).counters.bytes_received
+    puller = next(one for one in world.running() if len(one.exchange.store.owned) < 4)
+    await puller.push(1)
+    others = [shard for shard in range(16) if world.owner(shard) is not puller]
+    before = puller.exchange.counters.bytes_received
     world.links = Links(torn=1.0)
     for step in range(1, 20):
-        if not (await exchange_of(puller).pull(step)).missing:
+        if not (await puller.exchange.pull(step)).missing:
             break
-    assert exchange_of(puller).replica.vector.tolist() == [1.0] * 32
-    assert exchange_of(puller).counters.bytes_received - before == len(others) * 2 * 4
+    assert puller.exchange.replica.vector.tolist() == [1.0] * 32
+    assert puller.exchange.counters.bytes_received - before == len(others) * 2 * 4
 
 
 @played_by(simulate, nodes=4, shards=16, values=32, pull_codec="float32")
 async def test_a_pull_lasts_as_long_as_shards_come(world: World) -> None:
     """Attempts of two seconds each bring two of sixteen shards: together they last longer than the silence that would
     end the pull."""
-    puller = bystander(world)
-    await push(puller, 1)
+    puller = world.bystander()
+    await puller.push(1)
     world.links = Links(delay_s=(0.9, 0.9))
 
     def cut(buffers: list[bytes]) -> bool:
@@ -95,45 +78,45 @@ async def test_a_pull_lasts_as_long_as_shards_come(world: World) -> None:
         del buffers[4:]
         return is_cut
 
-    world.tear = cut  # type: ignore[method-assign]
+    world.tear = cut
     began_s = world.clock.monotonic()
-    assert (await exchange_of(puller).pull(1)).missing == []
+    assert (await puller.exchange.pull(1)).missing == []
     assert world.clock.monotonic() - began_s > 8 * 1.8 - 0.1
 
 
 @played_by(simulate, nodes=4, pull_codec="float32")
 async def test_a_step_goes_on_with_what_it_has_where_an_owner_serves_nothing(world: World) -> None:
     """Its pull ends after the deadline. Only a joiner is sent copies of other nodes, which may lack the last deltas."""
-    to, puller = owner(world), bystander(world)
-    mine = [shard for shard in range(2) if owner(world, shard) is to]
-    await push(puller, 1)
-    await exchange_of(puller).pull(1)
-    await push(puller, 2)
+    to, puller = world.owner(), world.bystander()
+    mine = [shard for shard in range(2) if world.owner(shard) is to]
+    await puller.push(1)
+    await puller.exchange.pull(1)
+    await puller.push(2)
     with striking(world.unanswered, "pull", to=to):
         began_s = world.clock.monotonic()
-        report = await exchange_of(puller).pull(2)
+        report = await puller.exchange.pull(2)
         assert 5.0 <= world.clock.monotonic() - began_s < 6.0
     assert report.missing == mine
-    assert [exchange_of(puller).replica.slice_of(shard)[0] for shard in mine] == [1.0] * len(mine)
-    (unfinished,) = events(world, "pull_unfinished")
+    assert [puller.exchange.replica.slice_of(shard)[0] for shard in mine] == [1.0] * len(mine)
+    (unfinished,) = world.of("pull_unfinished")
     assert unfinished.fields["shards"] == len(mine)
-    assert (await exchange_of(puller).pull(3)).missing == []
+    assert (await puller.exchange.pull(3)).missing == []
 
 
 @played_by(simulate, nodes=4, shards=1, pull_codec="float32", replicas=1)
 async def test_a_value_of_a_take_over_ranks_as_the_copy_that_it_began_with(world: World) -> None:
     """A replica of it must not rank above a copy of the pair of before, on another disk."""
-    puller, former = bystander(world), owned(world).term
-    await push(puller, 1)
-    copy = backup(world)
-    world.kill(owner(world).name)
-    await until(world, lambda: 0 in exchange_of(copy).store.owned, within_s=BOUND_S, what="a take-over")
-    assert (await exchange_of(puller).pull(2)).missing == []
-    term, _ = exchange_of(puller).replica.version_of(0)
-    assert former <= term < owned(world).term
-    await push(puller, 3)
-    await exchange_of(puller).pull(3)
-    assert exchange_of(puller).replica.version_of(0)[0] == owned(world).term
+    puller, former = world.bystander(), world.owned().term
+    await puller.push(1)
+    copy = world.backup()
+    await world.kill(world.owner().name)
+    await world.until(lambda: 0 in copy.exchange.store.owned, within_s=BOUND_S, what="a take-over")
+    assert (await puller.exchange.pull(2)).missing == []
+    term, _ = puller.exchange.replica.version_of(0)
+    assert former <= term < world.owned().term
+    await puller.push(3)
+    await puller.exchange.pull(3)
+    assert puller.exchange.replica.version_of(0)[0] == world.owned().term
 
 
 # -- publications -----------------------------------------------------------------------------------------------------
@@ -146,10 +129,9 @@ def test_versions_are_as_far_apart_as_the_followers_can_bear(synchronous: bool, 
 
     async def scenario(world: World) -> None:
         world.training = False
-        to, current = owner(world), bystander(world)
-        behind = next(one for one in world.running() if one not in (to, current, backup(world)))
+        to, current = world.owner(), world.bystander()
+        behind = next(one for one in world.running() if one not in (to, current, world.backup()))
         for one in world.running():
-            assert one.overlay is not None
             one.overlay.step, one.overlay.step_seconds = 1, 10.0
             world.spread(one)
         await asyncio.sleep(3.0)
@@ -158,9 +140,9 @@ def test_versions_are_as_far_apart_as_the_followers_can_bear(synchronous: bool, 
         async def pulled(member: Any) -> int:
             nonlocal step
             step += 1
-            await exchange_of(to).push(step, step - 1, 1.0, ONES.copy())
-            await exchange_of(member).pull(step)
-            published = exchange_of(to).publisher.published(0)
+            await to.exchange.push(step, step - 1, 1.0, ONES.copy())
+            await member.exchange.pull(step)
+            published = to.exchange.publisher.published(0)
             assert published is not None
             return published.version
 
@@ -192,22 +174,22 @@ async def test_while_whole_values_are_chosen_a_publication_rests(
         return await run_in_thread(self, function, *arguments, **options)
 
     monkeypatch.setattr(InlineExecutor, "run", noted)
-    to = owner(world)
+    to = world.owner()
     others = [one for one in world.running() if one is not to]
-    publisher = exchange_of(to).publisher
-    mine = [shard for shard in range(8) if owner(world, shard) is to]
-    await push(others[0], 1)
+    publisher = to.exchange.publisher
+    mine = [shard for shard in range(8) if world.owner(shard) is to]
+    await others[0].push(1)
     parts.clear()
-    await asyncio.gather(*(exchange_of(one).pull(1) for one in others))
+    await asyncio.gather(*(one.exchange.pull(1) for one in others))
     assert set(parts) == {1}
-    versions = {exchange_of(one).replica.position_of(mine[0]) for one in others}
+    versions = {one.exchange.replica.position_of(mine[0]) for one in others}
     assert len(versions) == 1
-    exchange_of(to).codec.codec = "bfloat16"
-    await push(others[0], 2)
-    await exchange_of(others[0]).pull(2)
+    to.exchange.codec.codec = "bfloat16"
+    await others[0].push(2)
+    await others[0].exchange.pull(2)
     assert publisher.published(mine[0]) is None
-    assert exchange_of(others[0]).replica.slice_of(mine[0])[0] == 3.0
-    exchange_of(to).codec.codec = "int8"
+    assert others[0].exchange.replica.slice_of(mine[0])[0] == 3.0
+    to.exchange.codec.codec = "int8"
     assert publisher.published(mine[0]) is not None
 
 
@@ -217,15 +199,15 @@ async def test_while_whole_values_are_chosen_a_publication_rests(
 @played_by(simulate, nodes=4, pull_codec="float32")
 async def test_a_joiner_takes_from_others_what_an_owner_does_not_send(world: World) -> None:
     """From the backup or a replica; as old copies, so that the next pull brings the owner's own."""
-    await push(bystander(world), 1)
+    await world.bystander().push(1)
     for one in world.running():
-        await exchange_of(one).pull(1)
-    with striking(world.unanswered, "pull", to=owner(world)):
-        joiner = await asyncio.wait_for(join(world, "late"), 60.0)
-    assert exchange_of(joiner).replica.vector.tolist() == [1.0] * 8
-    mine = [shard for shard in range(2) if owner(world, shard) is owner(world)]
-    assert [exchange_of(joiner).replica.version_of(shard)[1] for shard in mine] == [0] * len(mine)
-    report = await exchange_of(joiner).pull(2)
+        await one.exchange.pull(1)
+    with striking(world.unanswered, "pull", to=world.owner()):
+        joiner = await asyncio.wait_for(world.join("late"), 60.0)
+    assert joiner.exchange.replica.vector.tolist() == [1.0] * 8
+    mine = [shard for shard in range(2) if world.owner(shard) is world.owner()]
+    assert [joiner.exchange.replica.version_of(shard)[1] for shard in mine] == [0] * len(mine)
+    report = await joiner.exchange.pull(2)
     assert report.changed == len(mine)
 
 
@@ -234,27 +216,27 @@ async def test_a_joiner_takes_from_others_what_an_owner_does_not_send(world: Wor
 async def test_a_joiner_gets_every_bit_over_a_line_that_breaks(world: World, *, codec: str) -> None:
     """It asks again for what was torn."""
     world.links = Links(torn=0.6)
-    await exchange_of(bystander(world)).push(1, 0, 1.0, 3 * ONES)
-    joiner = await asyncio.wait_for(join(world, "late"), 200.0)
+    await world.bystander().exchange.push(1, 0, 1.0, 3 * ONES)
+    joiner = await asyncio.wait_for(world.join("late"), 200.0)
     world.links = Links()
-    assert await exchange_of(bystander(world)).flush(60.0) == 0
-    assert (await exchange_of(joiner).pull(2)).missing == []
+    assert await world.bystander().exchange.flush(60.0) == 0
+    assert (await joiner.exchange.pull(2)).missing == []
     for shard in range(2):
-        published = exchange_of(owner(world, shard)).publisher.published(shard)
-        expected = owned(world, shard).state.value if codec == "float32" else published.value  # type: ignore[union-attr]
-        assert exchange_of(joiner).replica.slice_of(shard).tobytes() == expected.tobytes()
+        published = world.owner(shard).exchange.publisher.published(shard)
+        expected = world.owned(shard).state.value if codec == "float32" else published.value
+        assert joiner.exchange.replica.slice_of(shard).tobytes() == expected.tobytes()
 
 
 @played_by(simulate, nodes=4)
 async def test_a_joiner_that_its_first_peer_does_not_answer_is_told_so(world: World) -> None:
     """It asks another one, and learns all owners from it."""
     with striking(world.rejected, "where_is"), pytest.raises(TransportError):
-        await join(world, "late")
-    late, other = world.members["late"], bystander(world)
-    await exchange_of(late).directory.learn_all(other.contact)
-    groups, unknown = exchange_of(late).directory.by_owner(range(2))
+        await world.join("late")
+    late, other = world.members["late"], world.bystander()
+    await late.exchange.directory.learn_all(other.contact)
+    groups, unknown = late.exchange.directory.by_owner(range(2))
     assert {one.node_id: theirs for one, theirs in groups} == {
-        owner(world, shard).contact.node_id: [s for s in range(2) if owner(world, s) is owner(world, shard)]
+        world.owner(shard).contact.node_id: [s for s in range(2) if world.owner(s) is world.owner(shard)]
         for shard in range(2)
     }
     assert unknown == []
@@ -266,8 +248,8 @@ async def test_a_joiner_that_its_first_peer_does_not_answer_is_told_so(world: Wo
 @played_by(simulate, nodes=4, shards=1)
 async def test_a_node_answers_with_what_it_has_and_names_the_owner_of_the_rest(world: World) -> None:
     """Pulls, searches for owners, surveys. A fence that nobody owns is raised above by the owner that hears of it."""
-    member, copy, to = bystander(world), backup(world), owner(world)
-    await push(member, 1)
+    member, copy, to = world.bystander(), world.backup(), world.owner()
+    await member.push(1)
     node = to.contact.node_id
 
     async def pulled(one: Any, *, takes_copies: bool = False) -> tuple[str, bytes | None]:
@@ -286,13 +268,13 @@ async def test_a_node_answers_with_what_it_has_and_names_the_owner_of_the_rest(w
         roles[one.name] = [status.role for status in answer.statuses]
     assert roles == {to.name: ["owner"], copy.name: ["backup"], member.name: ["replica"]}
 
-    term = owned(world).term
+    term = world.owned().term
     question = LocateOwners([0], [], [Fence(0, Term(term.number + 7, b"z" * 20))])
     answer = await ask(member, to, "where_is", question, LocateOwnersAnswer)
     assert [info.owner for info in answer.known] == [node]
-    await until(world, lambda: owned(world).term.number > term.number + 7, within_s=5.0, what="a higher term")
-    assert owner(world) is to
-    assert value(world) == [1.0]
+    await world.until(lambda: world.owned().term.number > term.number + 7, within_s=5.0, what="a higher term")
+    assert world.owner() is to
+    assert world.value() == [1.0]
 
 
 # -- the end of a run -------------------------------------------------------------------------------------------------
@@ -304,56 +286,56 @@ async def test_all_nodes_get_the_same_final_bits_which_the_backups_have_too(worl
     """A backup with other bits is replaced first. Under bsp the deltas of the last step are visible. What is confirmed
     is not compared again until it changes."""
     for number, one in enumerate(world.running()):
-        await push(one, 1, 0.1 * (1 + number))
-    state = exchange_of(backup(world)).store.backed[0].state
+        await one.push(1, 0.1 * (1 + number))
+    state = world.backup().exchange.store.backed[0].state
     assert state is not None
     state.value[1] = np.nextafter(state.value[1], np.float32(9.0))
     names: list[str] = []
     world.observers.append(lambda _sender, _receiver, name, _payload: names.append(name))
     found = set()
     for one in world.running():
-        assert (await exchange_of(one).pull_final(1, 60.0)).missing == []
-        found.add(exchange_of(one).replica.vector.tobytes())
-    assert found == {model(world).tobytes()}
-    assert paired(world)
+        assert (await one.exchange.pull_final(1, 60.0)).missing == []
+        found.add(one.exchange.replica.vector.tobytes())
+    assert found == {world.model().tobytes()}
+    assert world.paired()
     compared = names.count("compare")
     for one in world.running():
-        await exchange_of(one).pull_final(1, 60.0)
+        await one.exchange.pull_final(1, 60.0)
     assert names.count("compare") == compared <= 6
-    assert np.allclose(model(world), 1.0)
+    assert np.allclose(world.model(), 1.0)
 
 
 @played_by(simulate, nodes=3, shards=1)
 async def test_a_final_value_waits_for_the_backup_and_for_a_delta_that_comes_meanwhile(world: World) -> None:
     """A backup that does not answer keeps its place, for it may have the same bits: who asks is told to wait."""
-    await push(bystander(world), 1)
-    copy, term = backup(world), owned(world).term
+    await world.bystander().push(1)
+    copy, term = world.backup(), world.owned().term
     with striking(world.unanswered, "compare"):
-        assert (await exchange_of(bystander(world)).pull_final(1, 5.0)).missing == [0]
-    assert (backup(world), owned(world).term) == (copy, term)
-    pulling = asyncio.ensure_future(exchange_of(bystander(world)).pull_final(2, 30.0))
-    await exchange_of(owner(world)).push(2, 1, 1.0, ONES.copy())
+        assert (await world.bystander().exchange.pull_final(1, 5.0)).missing == [0]
+    assert (world.backup(), world.owned().term) == (copy, term)
+    pulling = asyncio.ensure_future(world.bystander().exchange.pull_final(2, 30.0))
+    await world.owner().exchange.push(2, 1, 1.0, ONES.copy())
     assert (await pulling).missing == []
-    await exchange_of(bystander(world)).pull_final(2, 30.0)
-    assert exchange_of(bystander(world)).replica.vector.tolist() == [2.0] * 8
-    final, mine = exchange_of(owner(world)).final_values, owned(world)
+    await world.bystander().exchange.pull_final(2, 30.0)
+    assert world.bystander().exchange.replica.vector.tolist() == [2.0] * 8
+    final, mine = world.owner().exchange.final_values, world.owned()
     assert final.is_final(0)
     mine.moving = True  # it is about to change
     assert not final.is_final(0)
-    assert not exchange_of(bystander(world)).final_values.is_final(0)
+    assert not world.bystander().exchange.final_values.is_final(0)
 
 
 def test_without_a_backup_a_value_is_final_where_nobody_could_be_one() -> None:
     """A node alone; with others it waits for a backup."""
 
     async def alone(world: World) -> None:
-        assert (await exchange_of(owner(world)).pull_final(1, 5.0)).missing == []
+        assert (await world.owner().exchange.pull_final(1, 5.0)).missing == []
 
     async def with_others(world: World) -> None:
         with striking(world.rejected, "learn"):
-            world.kill(backup(world).name)
-            assert (await exchange_of(owner(world)).pull_final(1, 8.0)).missing == [0]
-        assert (await exchange_of(owner(world)).pull_final(1, 20.0)).missing == []
+            await world.kill(world.backup().name)
+            assert (await world.owner().exchange.pull_final(1, 8.0)).missing == [0]
+        assert (await world.owner().exchange.pull_final(1, 20.0)).missing == []
 
     simulate(alone, nodes=1, shards=1)
     simulate(with_others, nodes=3, shards=1)
@@ -362,11 +344,11 @@ def test_without_a_backup_a_value_is_final_where_nobody_could_be_one() -> None:
 @played_by(simulate, nodes=4, shards=1)
 async def test_all_nodes_take_the_buffers_of_one_owner_which_its_backup_keeps(world: World) -> None:
     """Those that it has named first, also when it dies: its backup names the same. Nobody names any before."""
-    first, copy = owner(world), backup(world)
+    first, copy = world.owner(), world.backup()
     others = [one for one in world.running() if one is not first]
 
     async def agreed(one: Any, timeout_s: float = BOUND_S) -> bytes | None:
-        return await exchange_of(one).final_values.agree_on_buffers(one.name.encode(), timeout_s)
+        return await one.exchange.final_values.agree_on_buffers(one.name.encode(), timeout_s)
 
     began_s = world.clock.monotonic()
     assert await agreed(others[0], 3.0) is None
@@ -374,6 +356,6 @@ async def test_all_nodes_take_the_buffers_of_one_owner_which_its_backup_keeps(wo
     with striking(world.unanswered, "final_buffers", to=copy):
         assert await agreed(first, 2.0) is None
     assert await agreed(first) == first.name.encode()
-    world.kill(first.name)
+    await world.kill(first.name)
     found = await asyncio.gather(*(agreed(one, 2 * BOUND_S) for one in others))
     assert set(found) == {first.name.encode()}

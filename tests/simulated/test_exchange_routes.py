@@ -25,22 +25,9 @@ from p2pnode.training.exchange.peer_score import IGNORED_S, UNANSWERED, UNREACHE
 from p2pnode.training.exchange.terms import ZERO_TERM
 from tests.harness.runner.stories import played_by
 from tests.harness.swarms.exchange_overlay import chunks
-from tests.harness.swarms.exchange_story import (
-    BOUND_S,
-    ONES,
-    backup,
-    bystander,
-    events,
-    exchange_of,
-    logged,
-    owner,
-    paired,
-    simulate,
-    striking,
-    until,
-    value,
-)
-from tests.harness.swarms.exchange_swarm import GENESIS, Links, Member, World
+from tests.harness.swarms.exchange_story import BOUND_S, ONES, simulate, striking
+from tests.harness.swarms.exchange_swarm import GENESIS, World
+from tests.harness.swarms.light_network import Links, Member
 
 ASK = LocateOwners([], [])
 PULL = Pull(0, "float32", [Wanted(0, ZERO_TERM, 0)])
@@ -50,23 +37,22 @@ PULL = Pull(0, "float32", [Wanted(0, ZERO_TERM, 0)])
 async def test_two_members_with_a_hole_between_them_exchange_deltas_by_way_of_a_third(world: World) -> None:
     """Requests to the owner do not arrive. Nobody is replaced, each delta is added once, and the detour ends with
     the hole."""
-    owning, member = owner(world), bystander(world)
-    term = exchange_of(owning).store.owned[0].term
+    owning, member = world.owner(), world.bystander()
+    term = owning.exchange.store.owned[0].term
     world.cut(member.name, owning.name)
-    await exchange_of(member).push(1, 0, 1.0, ONES.copy())
-    assert await exchange_of(member).flush(30.0) == 0
-    assert value(world) == [1.0]
-    assert exchange_of(member).view.score.relay(owning.contact.node_id)
-    assert not exchange_of(member).view.is_gone(owning.contact.node_id)
-    assert (await exchange_of(member).pull(1)).missing == []
-    assert (owner(world), exchange_of(owning).store.owned[0].term) == (owning, term)
-    (found, *_) = events(world, "route_found")
+    await member.exchange.push(1, 0, 1.0, ONES.copy())
+    assert await member.exchange.flush(30.0) == 0
+    assert world.value() == [1.0]
+    assert member.exchange.view.score.relay(owning.contact.node_id)
+    assert not member.exchange.view.is_gone(owning.contact.node_id)
+    assert (await member.exchange.pull(1)).missing == []
+    assert (world.owner(), owning.exchange.store.owned[0].term) == (owning, term)
+    (found, *_) = world.of("route_found")
     assert found.fields["reason"]
 
     world.heal()
-    await until(
-        world,
-        lambda: not exchange_of(member).view.score.unreached(),
+    await world.until(
+        lambda: not member.exchange.view.score.unreached(),
         within_s=90.0,
         what="direct requests",
     )
@@ -75,18 +61,18 @@ async def test_two_members_with_a_hole_between_them_exchange_deltas_by_way_of_a_
 @played_by(simulate, nodes=5, shards=1)
 async def test_a_hole_between_owner_and_backup_costs_no_delta(world: World) -> None:
     """Whichever way it ends, with a relay or with another backup: there is one owner, and a pair with the same bits."""
-    member = bystander(world)
-    world.cut(owner(world).name, backup(world).name)
+    member = world.bystander()
+    world.cut(world.owner().name, world.backup().name)
     for step in range(1, 6):
-        await exchange_of(member).push(step, step - 1, 1.0, ONES.copy())
-    assert await exchange_of(member).flush(30.0) == 0
-    assert value(world) == [5.0]
-    await until(world, lambda: logged(world) and paired(world), within_s=2 * BOUND_S, what="a pair")
+        await member.exchange.push(step, step - 1, 1.0, ONES.copy())
+    assert await member.exchange.flush(30.0) == 0
+    assert world.value() == [5.0]
+    await world.until(lambda: world.logged() and world.paired(), within_s=2 * BOUND_S, what="a pair")
 
 
 async def relayed(relay: Member, sender: Member, target: Member, name: str, message: Any = ASK) -> tuple[bytes, int]:
     """A request of `sender` by way of `relay`, as after a search: the head of the answer, and the size of its body."""
-    exchange, node = exchange_of(sender), target.contact.node_id
+    exchange, node = sender.exchange, target.contact.node_id
     exchange.view.score.failed(target.contact, "did not answer")
     exchange.view.score.looked_for(node, relay.contact.node_id)
     async with exchange.rpc.question(target.contact, name, message, 2.0) as answer:
@@ -99,9 +85,9 @@ async def test_a_relay_passes_a_request_on_as_its_senders_own_and_its_failures_a
 ) -> None:
     """Both bodies arrive. A rejection is an answer of the receiver. A relay that fails is used no more, and one that is
     not reached is named; a request ends with its relay."""
-    target = owner(world)
+    target = world.owner()
     sender, relay = world.running()[-2:]
-    score = exchange_of(sender).view.score
+    score = sender.exchange.view.score
     seen: list[tuple[str, str, str]] = []
     world.observers.append(lambda source, to, name, _payload: seen.append((source, to, name)))
     head, size = await relayed(relay, sender, target, "pull", PULL)
@@ -117,7 +103,7 @@ async def test_a_relay_passes_a_request_on_as_its_senders_own_and_its_failures_a
     waiting = asyncio.ensure_future(relayed(relay, sender, target, "where_is"))
     with striking(world.unanswered, "indirect"):
         await asyncio.sleep(0.5)
-        exchange_of(sender).rpc.found_dead(relay.contact.node_id)
+        sender.exchange.rpc.found_dead(relay.contact.node_id)
         with pytest.raises(TransportError, match="was found dead"):
             await waiting
     world.cut(relay.name, target.name)
@@ -134,7 +120,7 @@ async def test_a_relay_passes_a_request_on_as_its_senders_own_and_its_failures_a
 async def test_an_answer_that_breaks_on_its_way_through_a_relay_never_looks_complete(world: World) -> None:
     """And the request of nobody, of another swarm, or one that was passed on already is refused: it cannot go in a
     circle."""
-    target = owner(world)
+    target = world.owner()
     sender, relay = world.running()[-2:]
     world.links = Links(torn=1.0)
     for _ in range(3):
@@ -143,7 +129,6 @@ async def test_an_answer_that_breaks_on_its_way_through_a_relay_never_looks_comp
     world.links = Links()
 
     async def refusal(payload: bytes) -> str:
-        assert relay.overlay is not None
         with pytest.raises(RequestRejected) as caught:
             await relay.overlay.handlers["indirect"](sender.contact, payload, chunks([]))
         return str(caught.value)
@@ -163,10 +148,9 @@ async def test_an_answer_that_breaks_on_its_way_through_a_relay_never_looks_comp
 async def test_a_node_of_another_swarm_is_asked_nothing_for_a_while(world: World) -> None:
     """Its own requests are rejected each time, with the reason; malformed ones too, but their sender stays a member."""
     sender, to = world.running()[1:3]
-    score = exchange_of(to).view.score
+    score = to.exchange.view.score
 
     async def rejection(payload: bytes) -> str:
-        assert sender.overlay is not None
         with pytest.raises(TransportError) as caught:
             async with sender.overlay.request(to.contact, "where_is", payload, timeout_s=1.0):
                 pass
@@ -185,30 +169,29 @@ async def test_a_request_goes_to_the_present_address_and_ends_when_its_receiver_
     """A contact may be of an earlier start. What is under way to a dead node fails at once; another request goes on."""
     asker, to, other = world.running()[-3:]
     former = Contact(to.contact.node_id, Address("10.9.9.9", 1))
-    answer = await exchange_of(asker).rpc.ask(former, "where_is", ASK, LocateOwnersAnswer, 1.0)
+    answer = await asker.exchange.rpc.ask(former, "where_is", ASK, LocateOwnersAnswer, 1.0)
     assert len(answer.known) == 2
 
     async def failure(one: Member) -> tuple[str, float]:
         began_s = world.clock.monotonic()
         with striking(world.unanswered, "where_is"), pytest.raises(TransportError) as caught:
-            await exchange_of(asker).rpc.ask(one.contact, "where_is", ASK, LocateOwnersAnswer, 9.0)
+            await asker.exchange.rpc.ask(one.contact, "where_is", ASK, LocateOwnersAnswer, 9.0)
         return caught.value.kind, round(world.clock.monotonic() - began_s, 1)
 
-    asyncio.get_running_loop().call_later(0.5, exchange_of(asker).rpc.found_dead, to.contact.node_id)
+    asyncio.get_running_loop().call_later(0.5, asker.exchange.rpc.found_dead, to.contact.node_id)
     assert await asyncio.gather(failure(to), failure(other)) == [("reset", 0.5), ("timeout", 9.0)]
-    assert exchange_of(asker).rpc.under_way == {}
+    assert asker.exchange.rpc.under_way == {}
 
 
 @played_by(simulate, nodes=4)
 async def test_who_answers_nothing_is_given_more_time_next_time_unless_it_is_suspected(world: World) -> None:
     """After a silence half as long again. A suspect, or a dead node, is given no more than the bound."""
     asker, to = world.running()[-2:]
-    assert asker.overlay is not None
 
     async def waited() -> float:
         began_s = world.clock.monotonic()
         with pytest.raises(TransportError):
-            await exchange_of(asker).rpc.ask(to.contact, "where_is", ASK, LocateOwnersAnswer, 1.0)
+            await asker.exchange.rpc.ask(to.contact, "where_is", ASK, LocateOwnersAnswer, 1.0)
         return round(world.clock.monotonic() - began_s, 2)
 
     with striking(world.unanswered, "where_is"):
@@ -217,7 +200,7 @@ async def test_who_answers_nothing_is_given_more_time_next_time_unless_it_is_sus
     async def value_waited() -> float:
         began_s = world.clock.monotonic()
         with pytest.raises(TransportError):
-            async with exchange_of(asker).rpc.request("pull", to.contact, Pull(0, "float32", [])):
+            async with asker.exchange.rpc.request("pull", to.contact, Pull(0, "float32", [])):
                 pass
         return round(world.clock.monotonic() - began_s, 2)
 
@@ -225,7 +208,7 @@ async def test_who_answers_nothing_is_given_more_time_next_time_unless_it_is_sus
         assert [await value_waited() for _ in range(3)] == [3.0, 4.5, 6.75]
     world.pause(to.name)
     is_gone = partial(asker.overlay.is_gone, to.contact.node_id)
-    await until(world, is_gone, within_s=6.0, what="it is found dead")
+    await world.until(is_gone, within_s=6.0, what="it is found dead")
     assert await value_waited() == 4.5
 
 
@@ -233,7 +216,7 @@ async def test_who_answers_nothing_is_given_more_time_next_time_unless_it_is_sus
 async def test_a_living_member_that_answers_no_request_is_gone_to_the_exchange_and_no_candidate(world: World) -> None:
     """While another one answers. What it answers then brings it back; where all others fail they stay candidates."""
     asker, silent, other = world.running()[:3]
-    exchange = exchange_of(asker)
+    exchange = asker.exchange
 
     async def candidates() -> set[str]:
         found = (await exchange.directory.candidates([0]))[0]
@@ -247,7 +230,6 @@ async def test_a_living_member_that_answers_no_request_is_gone_to_the_exchange_a
 
     with striking(world.unanswered, to=silent):
         await ask_all(UNANSWERED + 1, silent, other)
-        assert asker.overlay is not None
         assert asker.overlay.is_alive(silent.contact.node_id)
         assert exchange.view.is_gone(silent.contact.node_id)
         assert not exchange.view.is_gone(other.contact.node_id)

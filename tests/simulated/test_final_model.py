@@ -11,9 +11,9 @@ import pytest
 
 from p2pnode.lifecycle.run_result import RunResult
 from p2pnode.training.trainer_link.interface import Evaluation
-from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.runner.stories import Fixture, played_by
+from tests.harness.swarms.simulated_swarm import play
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 
@@ -42,7 +42,6 @@ class World(Swarm):
             lambda: all(host.task is not None and host.task.done() for host in hosts), within_s=within_s, what="the end"
         )
         for host in hosts:
-            assert host.task is not None
             host.task.result()
 
 
@@ -55,23 +54,15 @@ def simulate(
     **settings: Any,
 ) -> World:
     """Run a scenario of stub trainers, whose integer buffer counts each node's own steps."""
-    worlds = []
-
-    async def main() -> None:
-        world = World(
+    return play(
+        scenario,
+        lambda: World(
             seed=seed,
             settings={**SETTINGS, **{key.replace("__", "."): value for key, value in settings.items()}},
             make_trainer=lambda name: StubTrainer(name, 512, step_s=exponential(step_s(name)), start_s=0.2),
             delay=delay,
-        )
-        worlds.append(world)
-        try:
-            await scenario(world)
-        finally:
-            await world.stop()
-
-    VirtualLoop().run(main(), limit_s=3600)
-    return worlds[0]
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,8 +123,8 @@ async def test_an_owner_that_dies_while_the_others_finish_changes_no_bit(world: 
     hosts = world.start_many(4)
     await world.until(lambda: bool(world.of("exported")), within_s=300, what="the first file", every_s=0.001)
     first = world.of("exported")[0].node
-    owners = [host for host in hosts if host.name != first and host.living.exchange.store.owned]
-    died = max(owners, key=lambda host: len(host.living.exchange.store.owned))
+    owners = [host for host in hosts if host.name != first and host.exchange.store.owned]
+    died = max(owners, key=lambda host: len(host.exchange.store.owned))
     assert died.name not in world.written()
     await world.kill(died.name)
     await world.ended(*(host for host in hosts if host is not died))
@@ -160,7 +151,6 @@ async def test_one_node_that_reaches_the_goal_ends_the_run_of_all(world: World) 
     hosts = world.start_many(3)
     await world.until(lambda: min(host.living.progress.step for host in hosts) >= 3, within_s=60, what="they train")
     trainer = hosts[1].trainer
-    assert trainer is not None
     for step in (2, 3):
         trainer.measured.append(Evaluation(step, {"accuracy": 0.9 + step / 100}, 50))
     await world.ended(*hosts)
@@ -177,7 +167,6 @@ async def test_nodes_on_the_same_data_are_told_both(world: World) -> None:
     """Two trainers with the same batches make the same first deltas; the third does not."""
     for name, bootstrap in (("n0", None), ("n1", "n0"), ("n2", "n0")):
         host = world.start(name, bootstrap=bootstrap)
-        assert host.trainer is not None
         host.trainer.batches = "same" if name != "n2" else "other"
     await world.until(lambda: len(world.of("same_data")) == 2, within_s=60, what="both warn")
     await world.ended(*world.hosts.values())
@@ -195,7 +184,7 @@ async def test_a_former_backup_does_not_take_over_with_its_own_bits(world: World
     await world.until(lambda: len(world.of("training_ended")) == 5, within_s=300, what="the end", every_s=0.001)
     generator = random.Random(101)
     await asyncio.sleep(generator.uniform(0, 2.5))
-    owners = [host for host in hosts if host.living.exchange.store.owned]
+    owners = [host for host in hosts if host.exchange.store.owned]
     died = generator.choice(owners)
     await world.kill(died.name)
     await world.ended(*(host for host in hosts if host is not died))

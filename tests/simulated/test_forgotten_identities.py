@@ -12,19 +12,7 @@ from p2pnode.training.shards.applied import Applied, DeltaId
 from p2pnode.training.shards.state import ShardState
 from tests.harness.histories.conservation import play
 from tests.harness.runner.stories import played_by
-from tests.harness.swarms.exchange_story import (
-    BOUND_S,
-    ONES,
-    VALUES,
-    backup,
-    exchange_of,
-    join,
-    owner,
-    push,
-    simulate,
-    until,
-    value,
-)
+from tests.harness.swarms.exchange_story import BOUND_S, ONES, VALUES, simulate
 from tests.harness.swarms.exchange_swarm import World
 
 STARTS = 24
@@ -33,7 +21,7 @@ LISTED = 8
 
 async def pushed_again(world: World, identity: DeltaId, *, repair: bool) -> str:
     """What the owner of shard 0 answers to a delta of this identity that comes now."""
-    deltas = exchange_of(owner(world)).deltas
+    deltas = world.owner().exchange.deltas
     push = Push(*identity, identity.step, 1.0, [0])
     item = IncomingDelta(0, ONES[: VALUES // 2], ONES[: VALUES // 2].tobytes(), "float32", repair=repair)
     (result,) = await deltas.accept(push, [item])
@@ -41,7 +29,7 @@ async def pushed_again(world: World, identity: DeltaId, *, repair: bool) -> str:
 
 
 def copy_of(world: World) -> ShardState:
-    state = exchange_of(backup(world)).store.backed[0].state
+    state = world.backup().exchange.store.backed[0].state
     assert state is not None
     return state
 
@@ -55,31 +43,30 @@ async def test_a_node_that_starts_again_and_again_leaves_a_bounded_set(
     monkeypatch.setattr(Applied, "MAX_STARTS", LISTED)
     node = world.members["n4"].contact.node_id
     for step in range(1, STARTS + 1):
-        world.kill("n4")
+        await world.kill("n4")
         await asyncio.sleep(0.5)
-        await push(await join(world, "n4"), step)
+        await (await world.join("n4")).push(step)
         await asyncio.sleep(1.5)
     expected = STARTS * (STARTS + 1) / 2
     first = DeltaId(node, 2, 1)
-    for state in (exchange_of(owner(world)).store.owned[0].state, copy_of(world)):
+    for state in (world.owner().exchange.store.owned[0].state, copy_of(world)):
         assert state.version == STARTS
         assert len(state.applied.rows()) == LISTED
         assert not state.knows(first)
         assert state.applied.may_have_forgotten(first)
     assert [await pushed_again(world, first, repair=repair) for repair in (False, True)] == ["refused late"] * 2
 
-    assert value(world) == [expected, expected]
+    assert world.value() == [expected, expected]
 
-    former = owner(world)
-    world.kill(former.name)
-    await until(
-        world,
-        lambda: any(0 in exchange_of(one).store.owned for one in world.running()),
+    former = world.owner()
+    await world.kill(former.name)
+    await world.until(
+        lambda: any(0 in one.exchange.store.owned for one in world.running()),
         within_s=2 * BOUND_S,
         what="the backup takes over",
     )
     assert await pushed_again(world, first, repair=True) in ("refused late", "retry no_backup_yet")
-    assert value(world)[0] == expected
+    assert world.value()[0] == expected
 
 
 def test_histories_whose_sets_forget_lose_nothing_and_add_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from p2pnode.overlay.sockets import concurrency
 from p2pnode.training.settings import ExchangeSettings
 from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.stories import run_by
-from tests.harness.swarms.exchange_story import exchange_of, join
 from tests.harness.swarms.exchange_swarm import World
 
 PLACES = 8
@@ -29,17 +28,16 @@ async def test_owners_full_of_pushes_to_each_other_go_on(monkeypatch: pytest.Mon
     world = World(3, settings=settings, shards=4, values=VALUES, synchronous=False, tenure_s=0.5)
     try:
         await world.start("n0", founder=True)
-        await join(world, "n1")
+        await world.join("n1")
         await asyncio.sleep(6.0)
         pushers = []
         for number in range(2, 2 + PUSHERS):
             member = await world.start(f"n{number}")
-            assert member.overlay is not None
             member.overlay.eligible = False
             world.spread(member)
-            await exchange_of(member).join(world.members["n0"].contact)
+            await member.exchange.join(world.members["n0"].contact)
             pushers.append(member)
-        owned = [exchange_of(world.members[name]).store.owned for name in ("n0", "n1")]
+        owned = [world.members[name].exchange.store.owned for name in ("n0", "n1")]
         assert all(owned)
         assert all(one.backup is not None for shards in owned for one in shards.values())
         terms = [one.term for shards in owned for one in shards.values()]
@@ -47,7 +45,7 @@ async def test_owners_full_of_pushes_to_each_other_go_on(monkeypatch: pytest.Mon
 
         began = world.clock.monotonic()
         delta = np.ones(VALUES, np.float32)
-        reports = await asyncio.gather(*(exchange_of(one).push(1, 0, 1.0, delta.copy()) for one in pushers))
+        reports = await asyncio.gather(*(one.exchange.push(1, 0, 1.0, delta.copy()) for one in pushers))
         took_s = world.clock.monotonic() - began
 
         assert [(report.outstanding, report.refused) for report in reports] == [(0, {})] * PUSHERS
@@ -56,4 +54,4 @@ async def test_owners_full_of_pushes_to_each_other_go_on(monkeypatch: pytest.Mon
         values = {float(one.state.value[0]) for shards in owned for one in shards.values()}
         assert values == {float(PUSHERS)}
     finally:
-        world.stop()
+        await world.stop()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable
+import functools
 from contextvars import copy_context
 from typing import Any
 
@@ -24,38 +24,14 @@ from tests.harness.environment.virtual_loop import OWNER, VirtualLoop
 from tests.harness.network.nat import Nat
 from tests.harness.runner.long_run import more
 from tests.harness.runner.stories import Fixture, played_by
+from tests.harness.swarms.exact_swarm import SHARDS, SIZE, acknowledged, simulate
 from tests.harness.swarms.swarm import PORT, Host, Swarm
-from tests.harness.trainers.stub_trainer import StubTrainer, Vector, delta_of, exponential, initial_vector
-from tests.simulated.test_swarm_training import EXACT, SIZE, expected, settle
+from tests.harness.trainers.stub_trainer import Vector, delta_of, initial_vector
 
-SHARDS = 4
+#: Nodes that write checkpoints.
+play = functools.partial(simulate, step_s=0.5, training__checkpoint_s=10.0)
 #: One model on all nodes, so long after the return of the server.
 RETURN_S = 30.0
-
-
-def play(story: Callable[[Swarm], Awaitable[None]], *, seed: int, **settings: Any) -> Swarm:
-    print(f"seed {seed}")
-    worlds = []
-
-    async def main() -> None:
-        swarm = Swarm(
-            seed=seed,
-            settings={
-                **EXACT,
-                "exchange.shards": SHARDS,
-                "training.checkpoint_s": 10.0,
-                **{key.replace("__", "."): value for key, value in settings.items()},
-            },
-            make_trainer=lambda name: StubTrainer(name, SIZE, step_s=exponential(0.5), start_s=0.3),
-        )
-        worlds.append(swarm)
-        try:
-            await story(swarm)
-        finally:
-            await swarm.stop()
-
-    VirtualLoop().run(main(), limit_s=3600)
-    return worlds[0]
 
 
 def hide(swarm: Swarm, number: int, kind: str = "one") -> Host:
@@ -102,8 +78,7 @@ async def merged(swarm: Swarm, within_s: float = RETURN_S) -> None:
     now = {host.name: host.living.progress.step for host in at_home(swarm)}
 
     def has_arrived(host: Host) -> bool:
-        exchange = host.living.exchange
-        assert exchange is not None
+        exchange = host.exchange
         open_steps = [step for step in exchange.outbox.steps if step <= now[host.name]]
         in_doubt = any(owner == b"" for _, owner in exchange.sent.owners())
         is_known = all(has_known_owner(exchange.store, shard) for shard in range(SHARDS))
@@ -116,7 +91,7 @@ def steps_in(swarm: Swarm, name: str) -> list[set[tuple[int, int]]]:
     """The deltas of a node that each shard has, as (start, step)."""
     found, me = [], node_id(swarm, name)
     for shard in range(SHARDS):
-        owned = next(o for host in swarm.running() if (o := host.living.exchange.store.owned.get(shard)) is not None)
+        owned = next(o for host in swarm.running() if (o := host.exchange.store.owned.get(shard)) is not None)
         rows = [row for row in owned.state.applied.rows() if row[0] == me]
         found.append({(row[1], step) for row in rows for low, high in row[2] for step in range(low, high + 1)})
     return found
@@ -130,9 +105,8 @@ def sum_of(swarm: Swarm, *servers: str) -> Vector:
     """The initial vector, all that the hidden nodes have trained, and what is in the model of these other nodes."""
     total = initial_vector(0, SIZE).astype(np.float64)
     for host in at_home(swarm):
-        assert host.trainer is not None
         total += host.trainer.expected() if host.name not in servers else 0.0
-    bounds = at_home(swarm)[0].living.exchange.store.bounds
+    bounds = at_home(swarm)[0].exchange.store.bounds
     for name in servers:
         for (start, stop), deltas in zip(bounds, steps_in(swarm, name), strict=True):
             for _, last in deltas:
@@ -143,18 +117,18 @@ def sum_of(swarm: Swarm, *servers: str) -> Vector:
 
 async def there_is_one_model(swarm: Swarm, *servers: str) -> None:
     """All that the hidden nodes have trained is in it, once, bit by bit, and every node pulls the same."""
-    await settle(swarm)
-    value = swarm.value()
+    await swarm.settle()
+    value = swarm.model()
     np.testing.assert_array_equal(value, sum_of(swarm, *servers))
     for host in swarm.running():
-        await host.living.exchange.pull(host.living.progress.step)
+        await host.exchange.pull(host.living.progress.step)
         np.testing.assert_array_equal(host.trainer.vector, value, err_msg=host.name)
     for host in at_home(swarm):
-        assert not host.living.exchange.store.owned
-        assert not host.living.exchange.store.backed
+        assert not host.exchange.store.owned
+        assert not host.exchange.store.backed
         if host.name in servers:
             continue
-        counters = host.living.exchange.counters
+        counters = host.exchange.counters
         assert (counters.refused, counters.lost_in_splits) == (0, 0)
 
 
@@ -184,8 +158,8 @@ def test_a_server_that_was_killed_and_is_back_has_all_that_was_trained_meanwhile
         await swarm.kill("n0")
         await asyncio.sleep(RETURN_S)
         for host in at_home(swarm):
-            assert host.living.exchange.is_apart
-            assert not host.living.exchange.store.owned
+            assert host.exchange.is_apart
+            assert not host.exchange.store.owned
             [finding] = [one for one in findings(host, swarm) if "can own shards" in one.what]
             assert "trains by itself since step" in finding.what
             assert "start a node that others can reach again" in finding.do
@@ -195,7 +169,7 @@ def test_a_server_that_was_killed_and_is_back_has_all_that_was_trained_meanwhile
         await trained(swarm, 5)
         await there_is_one_model(swarm, "n0")
 
-        counters, counted = server.living.exchange.counters, set.intersection(*steps_in(swarm, "n0"))
+        counters, counted = server.exchange.counters, set.intersection(*steps_in(swarm, "n0"))
         former, present = sorted({start for start, _ in counted})
         assert {(former, step) for step in first.trained if step <= announced} - counted
         assert counters.lost_in_restarts == 0
@@ -219,13 +193,13 @@ async def test_a_server_that_was_stopped_for_a_minute_goes_on_with_all_that_was_
     swarm.network.pause(server.living.overlay.address)
     loop.stall("n0", 60.0)
     await asyncio.sleep(60.0)
-    assert all(host.living.exchange.is_apart for host in at_home(swarm))
-    assert not any(host.living.exchange.store.owned for host in at_home(swarm))
+    assert all(host.exchange.is_apart for host in at_home(swarm))
+    assert not any(host.exchange.store.owned for host in at_home(swarm))
     swarm.network.resume(server.living.overlay.address)
     await merged(swarm)
     await trained(swarm, 5)
     await there_is_one_model(swarm, "n0")
-    assert server.living.exchange.counters.lost_in_restarts == 0
+    assert server.exchange.counters.lost_in_restarts == 0
 
 
 @pytest.mark.parametrize(("seed", "late_s"), [(21, 5.0), *more((21, 18.0))])
@@ -236,14 +210,14 @@ async def test_one_of_two_servers_is_enough_and_both_go_on_with_the_newer_disk(s
     await star(swarm, 3, servers=2)
     await swarm.kill("n0")
     other = swarm.hosts["n1"]
-    await swarm.until(lambda: len(other.living.exchange.store.owned) == SHARDS, within_s=15, what="the other has all")
+    await swarm.until(lambda: len(other.exchange.store.owned) == SHARDS, within_s=15, what="the other has all")
     await trained(swarm, 24)
     await merged(swarm)
     assert not swarm.of("owners_out_of_reach")
     await swarm.kill("n1")
     await asyncio.sleep(20.0)
-    assert all(host.living.exchange.is_apart for host in at_home(swarm))
-    assert not any(host.living.exchange.store.owned for host in at_home(swarm))
+    assert all(host.exchange.is_apart for host in at_home(swarm))
+    assert not any(host.exchange.store.owned for host in at_home(swarm))
     swarm.start("n0")
     await asyncio.sleep(late_s)
     swarm.start("n1", bootstrap="n0")
@@ -270,7 +244,7 @@ async def test_a_node_that_starts_while_the_server_is_away_waits_for_it(swarm: S
     await merged(swarm)
     # It begins where the server was: its first steps may be refused as late, which it counts.
     await there_is_one_model(swarm, "n0", "h9")
-    assert late.living.exchange.counters.refused <= 3 * SHARDS
+    assert late.exchange.counters.refused <= 3 * SHARDS
 
 
 def test_clients_in_one_network_wait_for_the_one_that_founded() -> None:
@@ -287,7 +261,7 @@ def test_clients_in_one_network_wait_for_the_one_that_founded() -> None:
         await trained(swarm, 5)
         await swarm.kill("n0")
         await asyncio.sleep(RETURN_S)
-        assert all(host.living.exchange.is_apart for host in at_home(swarm))
+        assert all(host.exchange.is_apart for host in at_home(swarm))
         swarm.start("n0", node__client_only=True)
         await merged(swarm)
         await trained(swarm, 5)
@@ -313,7 +287,7 @@ async def test_neighbours_behind_one_router_do_not_make_each_other_owners(swarm:
     await swarm.kill("n0")
     await asyncio.sleep(70.0)
     assert not any(host.living.overlay.is_eligible for host in at_home(swarm))
-    assert all(host.living.exchange.is_apart for host in at_home(swarm))
+    assert all(host.exchange.is_apart for host in at_home(swarm))
     swarm.start("n0")
     await merged(swarm)
     await there_is_one_model(swarm, "n0")
@@ -333,8 +307,8 @@ async def test_a_server_that_has_lost_its_disk_is_replaced_by_a_copy_of_a_member
     await asyncio.sleep(RETURN_S)
     assert server.living.overlay.genesis != genesis
     for host in at_home(swarm):
-        assert host.living.exchange.is_apart
-        assert not host.living.exchange.store.owned
+        assert host.exchange.is_apart
+        assert not host.exchange.store.owned
         [finding] = [one for one in findings(host, swarm) if "belongs to another swarm" in one.what]
         assert finding.what.startswith("bootstrap 10.0.0.2:8468")
         assert "--reopen" in finding.do
@@ -348,10 +322,10 @@ async def test_a_server_that_has_lost_its_disk_is_replaced_by_a_copy_of_a_member
     swarm.start("n0", reopens=True)
     await merged(swarm)
     await trained(swarm, 5)
-    await settle(swarm)
-    value = swarm.value()
+    await swarm.settle()
+    value = swarm.model()
     for host in swarm.running():
-        await host.living.exchange.pull(host.living.progress.step)
+        await host.exchange.pull(host.living.progress.step)
         np.testing.assert_array_equal(host.trainer.vector, value, err_msg=host.name)
     assert server.living.overlay.genesis == genesis
     assert server.living.progress.step > written.fields["step"]
@@ -377,18 +351,16 @@ async def test_an_owner_whose_router_closes_hands_its_shards_over_and_backs_none
     former, owner = swarm.hosts["n0"], swarm.hosts["n1"]
     nat.forward(PORT, None)
     former.living.overlay._reachability.check_now()
-    await swarm.until(
-        lambda: len(owner.living.exchange.store.owned) == SHARDS, within_s=60, what="the other owns all shards"
-    )
-    before = [host.living.progress.step for host in swarm.running()]
+    await swarm.until(lambda: len(owner.exchange.store.owned) == SHARDS, within_s=60, what="the other owns all shards")
+    before = swarm.steps()
     await asyncio.sleep(15.0)
     made = [host.living.progress.step - step for host, step in zip(swarm.running(), before, strict=True)]
     print(made)
     assert min(made) > 15
-    await settle(swarm)
-    assert not any(owned.has_targets for owned in owner.living.exchange.store.owned.values())
-    assert not former.living.exchange.store.backed
-    np.testing.assert_array_equal(swarm.value(), expected(swarm))
+    await swarm.settle()
+    assert not any(owned.has_targets for owned in owner.exchange.store.owned.values())
+    assert not former.exchange.store.backed
+    np.testing.assert_array_equal(swarm.model(), acknowledged(swarm))
 
 
 @played_by(play, seed=81)
@@ -403,23 +375,23 @@ async def test_a_backup_whose_router_closes_holds_nobody_up(swarm: Swarm) -> Non
     await trained(swarm, 12)
     server, closed = swarm.hosts["n0"], swarm.hosts["n1"]
     await swarm.until(
-        lambda: len(closed.living.exchange.store.owned | closed.living.exchange.store.backed) == SHARDS,
+        lambda: len(closed.exchange.store.owned | closed.exchange.store.backed) == SHARDS,
         within_s=60,
         what="the second server owns or backs up each shard",
     )
     nat.forward(PORT, None)
     await swarm.until(
-        lambda: len(server.living.exchange.store.owned) == SHARDS, within_s=60, what="the first one owns all shards"
+        lambda: len(server.exchange.store.owned) == SHARDS, within_s=60, what="the first one owns all shards"
     )
     await merged(swarm)
-    before = [host.living.progress.step for host in swarm.running()]
+    before = swarm.steps()
     await asyncio.sleep(15.0)
     made = [host.living.progress.step - step for host, step in zip(swarm.running(), before, strict=True)]
     print(made)
     assert min(made) > 15
-    await settle(swarm)
-    assert not any(owned.has_targets for owned in server.living.exchange.store.owned.values())
-    np.testing.assert_array_equal(swarm.value(), expected(swarm))
+    await swarm.settle()
+    assert not any(owned.has_targets for owned in server.exchange.store.owned.values())
+    np.testing.assert_array_equal(swarm.model(), acknowledged(swarm))
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("one", 91), *more(("each", 94), ("own", 93))])
@@ -433,7 +405,7 @@ def test_under_bsp_all_wait_for_the_server(kind: str, seed: int) -> None:
         before = [host.living.progress.step for host in at_home(swarm)]
         await asyncio.sleep(RETURN_S)
         assert [host.living.progress.step for host in at_home(swarm)] == before
-        assert not any(host.living.exchange.store.owned for host in at_home(swarm))
+        assert not any(host.exchange.store.owned for host in at_home(swarm))
         swarm.start("n0")
         goal = max(before) + 5
         await swarm.until(
@@ -441,11 +413,11 @@ def test_under_bsp_all_wait_for_the_server(kind: str, seed: int) -> None:
             within_s=RETURN_S,
             what="they go on together",
         )
-        await settle(swarm)
+        await swarm.settle()
         for host in swarm.running():
-            for owned in host.living.exchange.store.owned.values():
-                owned.state.fold(goal + 5, host.living.exchange.store.rule)
-        np.testing.assert_array_equal(swarm.value(), sum_of(swarm, "n0"))
+            for owned in host.exchange.store.owned.values():
+                owned.state.fold(goal + 5, host.exchange.store.rule)
+        np.testing.assert_array_equal(swarm.model(), sum_of(swarm, "n0"))
 
     swarm = play(story, seed=seed, barrier__method="bsp")
     assert swarm.of("deltas_sent_again")

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
 from p2pnode.overlay.ids import short
 from p2pnode.overlay.kademlia.messages import GENESIS_BYTES
-from p2pnode.overlay.peers import Activity, Contact
+from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Buffer, FailureKind, RequestRejected, Response
 from p2pnode.status.schema import Status
 from p2pnode.training.exchange.messages import Pull, PullAnswer, PullResult, decode, encode
 from p2pnode.training.exchange.recovery.rebalancing import TENURE_S
 from p2pnode.training.shards.applied import DeltaId
-from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.runner.stories import played_by
+from tests.harness.swarms.exact_swarm import SIZE
+from tests.harness.swarms.exact_swarm import simulate as simulate_exact
 from tests.harness.swarms.status_swarm import report
 from tests.harness.swarms.swarm import Host, Swarm
-from tests.harness.trainers.stub_trainer import StubTrainer, exponential, initial_vector
+from tests.harness.trainers.stub_trainer import initial_vector
 
-SIZE, SHARDS = 256, 64
-#: Every delta added once with weight 1: the model equals the initial vector plus the sum of all deltas, exactly.
-EXACT: dict[str, Any] = {
-    "exchange.weight": "sum",
-    "exchange.outer_lr": 1.0,
-    "exchange.outer_momentum": 0.0,
-    "exchange.codec": "float32",
-    "exchange.shards": SHARDS,
-    "training.linger_s": 30.0,
-}
+SHARDS = 64
+simulate = functools.partial(simulate_exact, exchange__shards=SHARDS)
 #: How a stream fails: what this node's own kernel or the other's says, and a firewall that drops everything.
 REFUSED: tuple[FailureKind, str] = ("refused", "refused the connection: no process listens there")
 OTHER_NETWORK: tuple[FailureKind, str] = ("refused", "cannot be reached: No route to host")
@@ -44,56 +37,18 @@ HOLES = {"refused": REFUSED, "network": OTHER_NETWORK, "clock": OTHER_CLOCK, "si
 Handler = Callable[[Contact, bytes, AsyncIterator[Buffer]], Awaitable[Response]]
 
 
-def simulate(scenario: Callable[[Swarm], Awaitable[None]], *, seed: int, **settings: Any) -> Swarm:
-    """Run a scenario on a fresh world; returns the swarm for a look at its records."""
-    print(f"seed {seed}")
-    worlds = []
-
-    async def main() -> None:
-        swarm = Swarm(
-            seed=seed,
-            settings={**EXACT, **{key.replace("__", "."): value for key, value in settings.items()}},
-            make_trainer=lambda name: StubTrainer(name, SIZE, step_s=exponential(1.0), start_s=0.3),
-        )
-        worlds.append(swarm)
-        try:
-            await scenario(swarm)
-        finally:
-            await swarm.stop()
-
-    VirtualLoop().run(main(), limit_s=3600)
-    return worlds[0]
-
-
 def address(number: int) -> str:
     """Of the machine that is started as the `number`-th, from 0."""
     return f"10.0.0.{number + 2}"
 
 
-def steps(swarm: Swarm) -> list[int]:
-    return [host.living.progress.step for host in swarm.running()]
-
-
 async def trained(swarm: Swarm, step: int, within_s: float = 120) -> float:
-    return await swarm.until(lambda: min(steps(swarm)) >= step, within_s=within_s, what=f"step {step} everywhere")
-
-
-async def settle(swarm: Swarm) -> None:
-    """Pause every node and wait until all that was trained is acknowledged and visible."""
-    for host in swarm.running():
-        host.living.pause()
-
-    def quiet(host: Host) -> bool:
-        stands = host.living.overlay.heartbeat.activity == Activity.PAUSED
-        return stands and not host.living.exchange.outbox.steps
-
-    await swarm.until(lambda: all(map(quiet, swarm.running())), within_s=60, what="all stand still")
-    await asyncio.sleep(1.0)
+    return await swarm.until(lambda: min(swarm.steps()) >= step, within_s=within_s, what=f"step {step} everywhere")
 
 
 def assert_conserved(swarm: Swarm) -> None:
     """Each delta of each node is in every shard, by its identity, and in the value exactly once."""
-    stores = [host.living.exchange.store for host in swarm.running()]
+    stores = [host.exchange.store for host in swarm.running()]
     expected = initial_vector(0, SIZE).astype(np.float64)
     for host in swarm.running():
         expected += host.trainer.expected()
@@ -102,7 +57,7 @@ def assert_conserved(swarm: Swarm) -> None:
             (owned,) = [store.owned[shard] for store in stores if shard in store.owned]
             lacking = [step for step in host.trainer.trained if not owned.state.knows(DeltaId(node, incarnation, step))]
             assert lacking == [], f"shard {shard} lacks deltas of {host.name}"
-    np.testing.assert_array_equal(swarm.value(), expected.astype(np.float32))
+    np.testing.assert_array_equal(swarm.model(), expected.astype(np.float32))
 
 
 def status(swarm: Swarm, host: Host) -> Status:
@@ -124,11 +79,11 @@ async def test_a_joiner_that_cannot_reach_one_owner_joins(swarm: Swarm, *, how: 
     swarm.start_many(3)
     await trained(swarm, 5)
     swarm.network.hole(address(1), address(3), HOLES[how])
-    assert len(swarm.hosts["n1"].living.exchange.store.owned) > SHARDS // 5
+    assert len(swarm.hosts["n1"].exchange.store.owned) > SHARDS // 5
     joiner = swarm.start("late", bootstrap="n0")
     await swarm.until(lambda: joiner.living.state in ("training", "waiting"), within_s=15, what="it trains")
     await swarm.until(lambda: len(joiner.trainer.trained) >= 8, within_s=60, what="it goes on")
-    await settle(swarm)
+    await swarm.settle()
 
     assert_conserved(swarm)
 
@@ -168,9 +123,7 @@ async def test_a_joiner_takes_from_the_backup_what_an_owner_does_not_serve(swarm
     await asyncio.sleep(TENURE_S + 10.0)  # each shard has come to its best candidates
     owner = swarm.hosts["n1"]
     pulls_are_answered(owner, how)
-    backups = {
-        one.backup.node_id.hex()[:8] for one in owner.living.exchange.store.owned.values() if one.backup is not None
-    }
+    backups = {one.backup.node_id.hex()[:8] for one in owner.exchange.store.owned.values() if one.backup is not None}
     joiner = swarm.start("late", bootstrap="n0")
     await swarm.until(lambda: joiner.living.state in ("training", "waiting"), within_s=15, what="it trains")
 
@@ -195,7 +148,7 @@ async def test_a_joiner_names_the_owner_that_it_waits_for_and_the_reason(swarm: 
     assert "0 % of the model is here" in seen.summary
     (found,) = [one for one in findings(swarm, joiner) if "do not come" in one]
     for owner in (swarm.hosts["n0"], swarm.hosts["n1"]):
-        count = len(owner.living.exchange.store.owned)
+        count = len(owner.exchange.store.owned)
         where = f"{count} of {short(owner.living.overlay.node_id)} at {owner.living.overlay.address} for 1"
         assert where in found
         assert where in seen.summary
@@ -228,11 +181,11 @@ def test_members_on_both_sides_of_a_hole_exchange_all_shards(how: str, method: s
         if when == "later":
             swarm.network.hole(address(1), address(2), HOLES[how])
             await asyncio.sleep(25.0)  # under bsp a step waits for a peer that is not heard, once
-        first = min(steps(swarm))
+        first = min(swarm.steps())
         await trained(swarm, first + 10, within_s=60)
         rows = [row for host in swarm.running() for row in list(host.living.progress.steps)[-5:]]
         assert [row["pull_missing"] for row in rows] == [0] * 15
-        await settle(swarm)
+        await swarm.settle()
 
         assert_conserved(swarm)
         (found,) = [what for what in findings(swarm, swarm.hosts["n1"]) if "only by way" in what]
@@ -254,12 +207,12 @@ async def test_a_hole_that_closes_ends_the_detour(swarm: Swarm) -> None:
     assert [one for one in findings(swarm, swarm.hosts["n1"]) if "only by way" in one]
     swarm.network.heal()
     await swarm.until(
-        lambda: not any(host.living.exchange.view.score.unreached() for host in swarm.running()),
+        lambda: not any(host.exchange.view.score.unreached() for host in swarm.running()),
         within_s=61,
         what="all are reached directly",
     )
     assert findings(swarm, swarm.hosts["n1"]) == []
-    await settle(swarm)
+    await swarm.settle()
 
     assert_conserved(swarm)
 

@@ -28,9 +28,10 @@ from p2pnode.training.shards.applied import Applied, DeltaId
 from p2pnode.training.sharing.messages import ShareData
 from tests.harness.builders.stores import contact, owner_of, store_of, term
 from tests.harness.builders.typed_values import KINDS, Typed
-from tests.harness.environment.virtual_loop import START_S, VirtualLoop
+from tests.harness.environment.virtual_loop import START_S
 from tests.harness.runner.long_run import more
 from tests.harness.runner.stories import Fixture, played_by
+from tests.harness.swarms.simulated_swarm import play
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 
@@ -51,29 +52,24 @@ SEED = 51
 
 
 def simulate(scenario: Callable[[Swarm], Awaitable[None]], **settings: Any) -> Swarm:
-    print(f"seed {SEED}")
-    worlds = []
-
-    async def main() -> None:
-        swarm = Swarm(
-            seed=SEED,
-            settings={"exchange.shards": SHARDS, **{key.replace("__", "."): value for key, value in settings.items()}},
-            make_trainer=lambda name: StubTrainer(name, SIZE, step_s=exponential(1.0), start_s=0.3),
+    async def story(swarm: Swarm) -> None:
+        swarm.start_many(3)
+        await swarm.until(
+            lambda: len(swarm.running()) == 3 and min(swarm.steps()) >= 3,
+            within_s=100,
+            what="three steps of three nodes",
         )
-        worlds.append(swarm)
-        try:
-            swarm.start_many(3)
-            await swarm.until(
-                lambda: len(swarm.running()) == 3 and min(map(step_of, swarm.running())) >= 3,
-                within_s=100,
-                what="three steps of three nodes",
-            )
-            await scenario(swarm)
-        finally:
-            await swarm.stop()
+        await scenario(swarm)
 
-    VirtualLoop().run(main(), limit_s=3600)
-    return worlds[0]
+    chosen = {"exchange.shards": SHARDS, **{key.replace("__", "."): value for key, value in settings.items()}}
+    return play(
+        story,
+        lambda: Swarm(
+            seed=SEED,
+            settings=chosen,
+            make_trainer=lambda name: StubTrainer(name, SIZE, step_s=exponential(1.0), start_s=0.3),
+        ),
+    )
 
 
 def step_of(host: Host) -> int:
@@ -84,7 +80,7 @@ def victim_of(swarm: Swarm, shard: int = 0) -> Host:
     """The owner of the shard, if that is not the liar; the next shard otherwise."""
     for number in range(shard, SHARDS):
         for host in swarm.running():
-            if host.name != LIAR and number in host.living.exchange.store.owned:
+            if host.name != LIAR and number in host.exchange.store.owned:
                 return host
     raise AssertionError("the liar owns everything")
 
@@ -104,7 +100,7 @@ async def ask(
     swarm: Swarm, victim: Host, name: str, payload: bytes, body: list[Buffer], *, is_exchange: bool = True
 ) -> bytes:
     if is_exchange:
-        payload = bytes.fromhex(victim.living.exchange.manifest.genesis) + payload
+        payload = bytes.fromhex(victim.exchange.manifest.genesis) + payload
     request = swarm.hosts[LIAR].living.overlay.request(contact_of(victim), name, payload, body, timeout_s=5.0)
     async with request as answer:
         return answer.head
@@ -133,7 +129,7 @@ def damaged(shard: int) -> Iterator[tuple[str, list[Buffer]]]:
 async def test_what_is_no_delta_is_refused_with_a_reason_and_changes_nothing(swarm: Swarm) -> None:
     """NaN, infinity, too few and too many values, another shard's, an unknown codec, half a frame."""
     victim = victim_of(swarm)
-    exchange = victim.living.exchange
+    exchange = victim.exchange
     shard = next(iter(exchange.store.owned))
     for reason, body in damaged(shard):
         before = exchange.counters.refused_here.get(reason, 0)
@@ -149,7 +145,7 @@ async def test_what_is_no_delta_is_refused_with_a_reason_and_changes_nothing(swa
 async def test_a_delta_in_another_s_name_or_of_long_ago_is_refused(swarm: Swarm) -> None:
     """Only its node pushes a delta; and none whose base is ten steps and more behind."""
     victim = victim_of(swarm)
-    shard = next(iter(victim.living.exchange.store.owned))
+    shard = next(iter(victim.exchange.store.owned))
     await swarm.until(lambda: min(map(step_of, swarm.running())) >= 30, within_s=200, what="30 steps")
     body = body_of(shard, np.ones(SIZE // SHARDS))
     for changes, reason in (
@@ -166,7 +162,7 @@ async def test_a_delta_in_another_s_name_or_of_long_ago_is_refused(swarm: Swarm)
 async def test_a_weight_is_believed_within_reason_only(swarm: Swarm, *, kind: str, most: float) -> None:
     """Whatever weight a delta claims, its owner gives it that of an honest one of three at most."""
     victim = victim_of(swarm)
-    exchange = victim.living.exchange
+    exchange = victim.exchange
     for host in swarm.running():
         host.living.pause()
     await asyncio.sleep(8.0)  # no other node's delta changes the shard, and paused nodes are not counted
@@ -187,7 +183,7 @@ async def test_a_weight_is_believed_within_reason_only(swarm: Swarm, *, kind: st
 async def test_reconciling_a_split_does_not_bypass_validation(swarm: Swarm) -> None:
     """What comes as a repair is looked at like a push: finite, and of no more weight than two estimates allow."""
     victim = victim_of(swarm)
-    exchange = victim.living.exchange
+    exchange = victim.exchange
     shard = next(iter(exchange.store.owned))
     liar = swarm.hosts[LIAR].living
     for number, values in enumerate((np.full(16, np.nan), np.full(16, 1.0))):
@@ -223,7 +219,7 @@ async def test_deltas_held_for_a_barrier_do_not_pile_up(swarm: Swarm) -> None:
     """Under bsp a member that pushes step upon step without any barrier is answered `too_many_pending`; memory is
     bounded."""
     victim = victim_of(swarm)
-    exchange = victim.living.exchange
+    exchange = victim.exchange
     shard = next(iter(exchange.store.owned))
     body = body_of(shard, np.ones(SIZE // SHARDS))
     statuses = []
@@ -270,7 +266,7 @@ async def test_the_largest_numbers_leave_every_value_finite_and_training_goes_on
     """As a delta and as a repair, once and again: they are refused with a reason, nothing of them stays in a value, and
     the honest deltas that follow are added."""
     victim = victim_of(swarm)
-    exchange = victim.living.exchange
+    exchange = victim.exchange
     shard = next(iter(exchange.store.owned))
     liar = swarm.hosts[LIAR].living
     largest = np.full(SIZE // SHARDS, 3e38)
@@ -284,7 +280,7 @@ async def test_the_largest_numbers_leave_every_value_finite_and_training_goes_on
         assert decode(answer, OfferedDeltasAnswer).added == 0
     before = min(map(step_of, swarm.running()))
     await swarm.until(lambda: min(map(step_of, swarm.running())) >= before + 3, within_s=60, what="three steps more")
-    assert np.abs(swarm.value()).max() < 100.0
+    assert np.abs(swarm.model()).max() < 100.0
     assert set(exchange.counters.refused_here) == {"out_of_range"}
 
 
@@ -294,7 +290,6 @@ async def test_a_member_that_never_moves_is_not_waited_for(swarm: Swarm, *, monk
     """It announces that it trains and that a step takes it thirty years, and stays at its step. The others wait once,
     for ten seconds, and go on."""
     host = swarm.hosts[LIAR]
-    assert host.trainer is not None
     host.living.overlay.announce(activity=Activity.TRAINING, step_seconds=1e9)
     monkeypatch.setattr(host.living.overlay.local, "announce", lambda **_: None)
     host.trainer.hang()
@@ -341,7 +336,7 @@ async def test_a_swarm_whose_values_were_broken_goes_on_from_its_last_good_check
     # One that is being written would have the values of before.
     await swarm.until(lambda: _no_checkpoint_is_due(swarm, 3.0), within_s=20, what="a moment between checkpoints")
     for host in swarm.running():
-        store, replica = host.living.exchange.store, host.living.exchange.replica
+        store, replica = host.exchange.store, host.exchange.replica
         states = [*(one.state for one in store.owned.values()), *(one.state for one in store.backed.values())]
         for state in states:
             if state is not None:
@@ -355,7 +350,7 @@ async def test_a_swarm_whose_values_were_broken_goes_on_from_its_last_good_check
     await swarm.until(lambda: all(host.trainer.trained for host in swarm.running()), within_s=90, what="they train")
     await asyncio.sleep(5.0)
 
-    assert np.isfinite(swarm.value()).all()
+    assert np.isfinite(swarm.model()).all()
     assert {one.fields["reason"] for one in swarm.of("checkpoint_passed_over")} == {"its values are out of range"}
 
 
@@ -375,7 +370,7 @@ async def test_requests_of_every_kind_with_any_values_leave_nothing_behind(swarm
     on, and after they were killed and started again too."""
     chance = random.Random(f"{SEED}/typed")
     victim = victim_of(swarm)
-    genesis = bytes.fromhex(victim.living.exchange.manifest.genesis)
+    genesis = bytes.fromhex(victim.exchange.manifest.genesis)
     ids = [host.living.overlay.node_id for host in swarm.running()]
     typed = Typed(chance, [*ids, genesis])
     served = victim.living.overlay._requests._handlers
@@ -415,4 +410,4 @@ async def _train_on(swarm: Swarm, when: str) -> None:
         within_s=90,
         what=f"steps {when}",
     )
-    assert np.abs(swarm.value()).max() < 1e4
+    assert np.abs(swarm.model()).max() < 1e4

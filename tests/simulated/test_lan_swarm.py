@@ -7,8 +7,8 @@ from typing import Any
 
 from p2pnode.overlay.bootstrap.lan import Announcement
 from p2pnode.overlay.kademlia.messages import PROTOCOL_VERSION
-from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.stories import played_by
+from tests.harness.swarms import simulated_swarm
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
 
@@ -53,17 +53,14 @@ class NoMulticast(FakeLan):
 
 
 def play(story: Callable[[Swarm, Ether], Any], seed: int) -> None:
-    async def main() -> None:
-        print(f"seed {seed}")
-        swarm = Swarm(seed=seed, make_trainer=lambda name: StubTrainer(name, step_s=0.5))
-        ether = Ether()
-        swarm.make_lan = lambda address: FakeLan(ether, address)
-        try:
-            await story(swarm, ether)
-        finally:
-            await swarm.stop()
+    ether = Ether()
 
-    VirtualLoop().run(main(), limit_s=3600)
+    def make() -> Swarm:
+        swarm = Swarm(seed=seed, make_trainer=lambda name: StubTrainer(name, step_s=0.5))
+        swarm.make_lan = lambda address: FakeLan(ether, address)
+        return swarm
+
+    simulated_swarm.play(lambda swarm: story(swarm, ether), make)
 
 
 def geneses(swarm: Swarm) -> set[bytes | None]:

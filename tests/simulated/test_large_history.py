@@ -50,7 +50,7 @@ def test_an_owner_that_forgets_a_delta_is_found(monkeypatch: pytest.MonkeyPatch)
         if state is None and not dropped and shard in store.owned and store.ownership.fence(shard) > ZERO_TERM:
             dropped.append(shard)
             return store.owned[shard].state.version
-        return add(store, shard, item, state)  # type: ignore[arg-type]
+        return add(store, shard, item, state)
 
     monkeypatch.setattr(ShardStore, "add", forgetful)
     with pytest.raises(Broken, match="lost 1"):

@@ -52,7 +52,7 @@ async def test_a_node_behind_a_nat_is_known_where_its_datagrams_come_from(
         contact = node.contact(hidden.node_id)
         assert contact is not None
         assert contact.address.host == PUBLIC
-        assert not node.may_own(node.peers.get(hidden.node_id))  # type: ignore[arg-type]
+        assert not node.may_own(node.peers.get(hidden.node_id))
         began = world.clock.monotonic()
         with pytest.raises(TransportError, match="NAT"):
             async with node.request(contact, "anything", b"", timeout_s=5.0):
@@ -85,7 +85,7 @@ async def test_a_node_behind_a_nat_is_removed_when_it_crashes_and_known_when_it_
     nodes = await world.raise_swarm(3)
     hidden = await world.join(9)
     await world.until(lambda: all(hidden.node_id in node.peers for node in nodes), 10.0, "it is known")
-    await world.crash(9)
+    await world.kill(9)
     await world.until(lambda: not any(hidden.node_id in node.peers for node in nodes), 15.0, "it is dead")
     again = await world.join(9)
     await world.until(lambda: all(again.node_id in node.peers for node in nodes), 10.0, "it is back")

@@ -55,7 +55,7 @@ def test_two_nodes_train_with_a_new_codec(monkeypatch: pytest.MonkeyPatch) -> No
             assert (await exchange.pull(STEPS)).missing == []
             followed.append(exchange.counters.shards_followed)
             found.append(exchange.replica.vector.copy())
-        world.stop()
+        await world.stop()
 
     VirtualLoop().run(main(), limit_s=900)
 

@@ -60,7 +60,7 @@ async def test_one_reachable_address_of_a_name_is_enough() -> None:
     for number in (7, 8):
         other = world.make(number)
         await other.start()
-        await world.crash(number)
+        await world.kill(number)
     addresses = [endpoint(7), endpoint(8), endpoint(9), Address("2001:db8::1", PORT), endpoint(0)]
     node = world.make(1)
     Names(swarm=addresses).serve(node)
@@ -101,7 +101,7 @@ async def test_a_dead_resolver_holds_up_neither_remembered_peers_nor_known_addre
     await node.join(["swarm:8468"], genesis=None)
     await world.until(lambda: len(node.peers) == 1, 2.0, "it is in")
     await asyncio.sleep(35)
-    await world.crash(1, refused=True)
+    await world.kill(1, refused=True)
     names.failure = OSError("no name servers") if fault == "fails" else None
     names.hangs = fault == "hangs"
     again = world.make(1)
@@ -112,7 +112,7 @@ async def test_a_dead_resolver_holds_up_neither_remembered_peers_nor_known_addre
     await again.join(["swarm:8468"], genesis=None)
     assert world.clock.monotonic() - began < 1.0
 
-    await world.crash(0)
+    await world.kill(0)
     await world.until(lambda: len(again.peers) == 0, 30.0, "it is alone")
     again._joining._peer_store._met.clear()
     await asyncio.sleep(20)
@@ -122,7 +122,7 @@ async def test_a_dead_resolver_holds_up_neither_remembered_peers_nor_known_addre
     await world.until(lambda: len(again.peers) == 1, 30.0, "in through the name's last address")
     assert "cannot be resolved" in str([r.fields for r in world.records if r.event == "bootstrap_failed"])
 
-    await world.crash(0)
+    await world.kill(0)
     moved = world.make(0, host="10.9.9.9")
     await moved.start()
     moved.found(again.genesis or b"")
@@ -147,7 +147,7 @@ async def test_an_isolated_node_dials_for_ever_with_backoff_and_jitter() -> None
     await asyncio.sleep(40)
     genesis = node.genesis
     for number in (0, 1, 2):
-        await world.crash(number)
+        await world.kill(number)
     await world.until(lambda: len(node.peers) == 0, 30.0, "it is alone")
     dialled: list[tuple[float, Address]] = []
     transport: Any = node._transport
@@ -196,7 +196,7 @@ async def test_the_sides_of_a_partition_longer_than_any_memory_of_the_dead_becom
     left, right = nodes[:-side], nodes[-side:]
     world.network.partition([n.address.host for n in left], [n.address.host for n in right])
     if side == 2:
-        await world.crash(0)
+        await world.kill(0)
         left, nodes = left[1:], nodes[1:]
     await asyncio.sleep(1.25 * HOUR_S)  # dead members are kept for an hour
     assert all(len(node.peers) == len(left) - 1 for node in left)

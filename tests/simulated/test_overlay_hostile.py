@@ -132,15 +132,15 @@ async def test_a_transport_that_closes_answers_waiting_callers() -> None:
     node = await world.found(0)
     silent = Contact(b"s" * 20, Address("10.0.0.99", PORT))
     waiting = [asyncio.create_task(node.ping(silent), name=f"ping {number}") for number in range(5)]
-    waiting.append(asyncio.create_task(node.lookup(b"t" * 20), name="lookup"))  # type: ignore[arg-type]
-    waiting.append(asyncio.create_task(node._lookups.find(b"t" * 20, [silent]), name="find"))  # type: ignore[arg-type]
+    waiting.append(asyncio.create_task(node.lookup(b"t" * 20), name="lookup"))
+    waiting.append(asyncio.create_task(node._lookups.find(b"t" * 20, [silent]), name="find"))
     await asyncio.sleep(0.01)
     assert node.report().calls_waiting >= 5
     await node.stop()
     async with asyncio.timeout(0.01):
         answers = await asyncio.gather(*waiting)
     assert answers[:5] == [None] * 5
-    assert [contact.node_id for contact in answers[6]] == [node.node_id]  # type: ignore[union-attr]
+    assert [contact.node_id for contact in answers[6]] == [node.node_id]
     assert node.report().calls_waiting == 0
     assert await node.ping(silent) is None
     await world.stop()

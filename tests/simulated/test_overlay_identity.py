@@ -198,7 +198,7 @@ async def test_a_directory_restored_from_a_copy_is_no_duplicate_identity(incarna
     world = OverlayWorld(seed=47)
     await world.raise_swarm(3)
     await asyncio.sleep(2)
-    await world.crash(1, refused=True)
+    await world.kill(1, refused=True)
     second = world.make(1)
     await second.start()
     await second.join([f"{address_of(0)}:{PORT}"], genesis=None)
@@ -206,7 +206,7 @@ async def test_a_directory_restored_from_a_copy_is_no_duplicate_identity(incarna
     await world.until(
         lambda: all(starts(n, second) == (2, second.heartbeat.boot_id) for n in rest), 5.0, "the second start"
     )
-    await world.crash(1, refused=True)
+    await world.kill(1, refused=True)
     world.disks[1].files["incarnation"] = str(incarnation - 1).encode()
     third = world.make(1)
     await third.start()

@@ -148,7 +148,7 @@ async def test_nodes_that_are_killed_right_after_they_joined_are_gone_within_the
     await asyncio.gather(*(world.join(number, through=range(3)) for number in young))
     await asyncio.sleep(0.3)
     killed = [world.nodes[number].node_id for number in young]
-    await asyncio.gather(*(world.crash(number) for number in young))
+    await asyncio.gather(*(world.kill(number) for number in young))
     known = [(node, node_id) for node in world.nodes.values() for node_id in killed if node.is_alive(node_id)]
     assert len(known) < 8 * 50, "few know them"
 
@@ -172,7 +172,7 @@ async def test_those_that_die_together_are_gone_within_the_bound_though_probes_a
     look_nothing_up(world)
     victims = rng.sample(sorted(world.nodes), 12)
     killed = [world.nodes[number].node_id for number in victims]
-    await asyncio.gather(*(world.crash(number) for number in victims))
+    await asyncio.gather(*(world.kill(number) for number in victims))
 
     def are_gone() -> bool:
         return not any(overlay_liveness.holds(node, each) for node in world.nodes.values() for each in killed)
@@ -204,7 +204,7 @@ async def test_nobody_that_lives_dies_with_half_of_the_swarm(monkeypatch: pytest
     look_nothing_up(world)
     world.network.loss = 0.25
     victims = rng.sample(sorted(world.nodes), 30)
-    await asyncio.gather(*(world.crash(number) for number in victims))
+    await asyncio.gather(*(world.kill(number) for number in victims))
     living = {node.node_id for node in world.nodes.values()}
     seen: Counter[str] = Counter()
     for node in world.nodes.values():

@@ -178,6 +178,6 @@ async def test_datagrams_and_streams_are_watched_apart() -> None:
     assert nodes[0].is_alive(hidden)
     assert hidden not in [candidate.node_id for candidate in await nodes[0].candidates(b"key")]
     world.network.unreachable(address_of(4), since_now=False)
-    await world.crash(4, refused=False)
+    await world.kill(4, refused=False)
     await world.until(lambda: not any(node.is_alive(hidden) for node in nodes[:4]), 15.0, "it is dead")
     await world.stop()

@@ -69,7 +69,7 @@ async def test_lookups_after_a_fifth_has_crashed_return_no_dead_and_stay_fast() 
     await world.raise_swarm(40)
     await asyncio.sleep(5)
     for number in range(1, 40, 5):
-        await world.crash(number)
+        await world.kill(number)
     living = list(world.nodes.values())
     alive = {node.node_id for node in living}
     rng = random.Random(13)
@@ -99,7 +99,7 @@ async def test_a_crash_is_found_within_the_bound_by_its_watchers(seed: int, loss
     for node in nodes:
         node.watch([victim])
     await asyncio.sleep(3.37)
-    await world.crash(3)
+    await world.kill(3)
     rest = list(world.nodes.values())
     took = await world.until(lambda: not any(node.is_alive(victim) for node in rest), DETECTION_S, "found out")
     print(f"found dead by all in {took:.2f} s")
@@ -115,7 +115,7 @@ async def test_a_failed_request_makes_liveness_look_at_once() -> None:
     await asyncio.sleep(3)
     contact = nodes[0].contact(nodes[4].node_id)
     assert contact is not None
-    await world.crash(4, refused=True)
+    await world.kill(4, refused=True)
     with pytest.raises(TransportError):
         async with nodes[0].request(contact, "anything", b"", timeout_s=1.0):
             pass
@@ -163,7 +163,7 @@ async def test_a_restarted_node_replaces_its_former_self() -> None:
     await asyncio.sleep(3)  # remembered peers are on disk
     nodes[2].announce(step=9)
     await nodes[0].query_steps([nodes[2].node_id])
-    await world.crash(2, refused=True)
+    await world.kill(2, refused=True)
     again = world.make(2)
     assert again.node_id == nodes[2].node_id
     assert again.heartbeat.incarnation == 2
@@ -190,7 +190,7 @@ async def test_a_changed_address_is_learnt_by_all() -> None:
     await world.raise_swarm(8)
     await asyncio.sleep(5)
     node_id = world.nodes[5].node_id
-    await world.crash(5)
+    await world.kill(5)
     moved = world.make(5, host="10.9.9.9")
     await moved.start()
     await moved.join([f"{address_of(0)}:{PORT}"], genesis=None)
@@ -210,7 +210,7 @@ async def test_another_node_at_an_old_address_leaves_no_ghost() -> None:
     nodes = await world.raise_swarm(6)
     await asyncio.sleep(5)
     ghost = nodes[3].node_id
-    await world.crash(3)
+    await world.kill(3)
     await world.join(77, host=address_of(3))
     rest = [nodes[number] for number in (0, 1, 2, 4, 5)]
     await world.until(lambda: not any(node.is_alive(ghost) for node in rest), 3.0, "the ghost is gone")
@@ -243,7 +243,7 @@ async def test_an_isolated_node_rejoins_when_its_only_peer_comes_back() -> None:
     await world.found(0)
     lonely = await world.join(1)
     await asyncio.sleep(2)
-    await world.crash(0)
+    await world.kill(0)
     await world.until(lambda: len(lonely.peers) == 0, 20.0, "it is alone")
     back = world.make(0)
     await back.start()
@@ -391,7 +391,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
             world = OverlayWorld(seed=38, loss=0.05)
             await world.raise_swarm(12)
             await asyncio.sleep(5)
-            await world.crash(7)
+            await world.kill(7)
             await world.nodes[9].leave()
             await asyncio.sleep(20)
             await world.stop()

@@ -11,9 +11,9 @@ from p2pnode.lifecycle.node import Node
 from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.long_run import more
 from tests.harness.runner.stories import run_by
+from tests.harness.swarms.exact_swarm import EXACT, SHARDS, SIZE
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
-from tests.simulated.test_swarm_training import EXACT, SHARDS, SIZE, settle
 
 #: Detection, the grace period for a backup and a survey; and a push that fails first, for nobody notices before.
 BOUND_S = 10.0
@@ -21,7 +21,7 @@ BOUND_S = 10.0
 
 def exchanging(swarm: Swarm) -> list[Node]:
     """The running nodes whose exchange has begun."""
-    return [host.living for host in swarm.running() if host.living.exchange is not None]
+    return [host.living for host in swarm.running() if host.exchange is not None]
 
 
 def ownerless(swarm: Swarm) -> set[int]:
@@ -76,8 +76,8 @@ async def test_a_shard_whose_owner_and_backup_die_goes_on_from_a_replica(seed: i
             what="those that came back train",
         )
         await swarm.kill("m")
-        await settle(swarm)
-        swarm.value()
+        await swarm.settle()
+        swarm.model()
         assert sum(record.fields["from_replica"] for record in swarm.of("shards_taken_over")) >= 1
 
     starts = dict.fromkeys(("m", *(f"n{number}" for number in range(5))), 0)

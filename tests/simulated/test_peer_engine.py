@@ -32,7 +32,7 @@ def world(seed: int, programs: dict[str, Program], method: str, nodes: int, **mo
         return scripts[name]
 
     settings = {**SETTINGS, "barrier.method": method, "training.min_nodes": nodes}
-    return Swarm(seed=seed, settings=settings, make_trainer=make)  # type: ignore[arg-type]
+    return Swarm(seed=seed, settings=settings, make_trainer=make)
 
 
 def script(swarm: Swarm, name: str) -> EngineScript:
@@ -157,7 +157,6 @@ async def test_a_node_that_is_told_to_leave_ends_its_script_and_hands_over() -> 
     await swarm.until(lambda: script(swarm, "n1").ctx.step >= 10, within_s=60.0, what="10 steps")
     leaving = swarm.hosts["n1"]
     leaving.living.leave()
-    assert leaving.task is not None
     assert await leaving.task == "leave"
     steps = script(swarm, "n1").result
     assert isinstance(steps, int)
@@ -185,7 +184,6 @@ async def test_nodes_with_a_model_and_nodes_with_an_engine_are_two_swarms() -> N
     await swarm.until(lambda: script(swarm, "n0").ctx.step > 1, within_s=60.0, what="a step")
     swarm._make_trainer = lambda name: StubTrainer(name)
     other = swarm.start("n1", bootstrap="n0")
-    assert other.task is not None
     with pytest.raises(UserError) as caught:
         await other.task
     assert caught.value.exit_code == ExitCode.MISMATCH
@@ -226,7 +224,6 @@ async def test_a_node_says_what_it_waits_for() -> None:
     assert list(swarm.of("waiting_for_bootstrap")[0].fields["tried"]) == ["10.0.0.2:8468"]
     assert late.living.state == "joining"
     late.living.leave()
-    assert late.task is not None
     assert await late.task == "leave"
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from p2pnode.training.encoding.table import CODECS, CodecName
-from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.messages import Pull, PullAnswer, decode, encode
 from p2pnode.training.exchange.store.records import StoredState
 from p2pnode.training.exchange.store.replica import NO_POSITION
@@ -23,11 +22,13 @@ from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.step_exchange import StepExchange, TrainedStep
 from p2pnode.training.trainer_link.interface import Ranges, StepReport
 from tests.harness.builders.codec_kinds import OF_CHANGES
-from tests.harness.environment.virtual_loop import VirtualLoop, run
+from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.long_run import more
 from tests.harness.runner.stories import Fixture, played_by, run_by
 from tests.harness.swarms.exchange_story import striking
-from tests.harness.swarms.exchange_swarm import Member, World
+from tests.harness.swarms.exchange_swarm import World
+from tests.harness.swarms.light_network import Member
+from tests.harness.swarms.simulated_swarm import play
 
 SHARDS, SIZE = 4, 300
 SETTINGS = ExchangeSettings(codec="int8", shards=SHARDS, weight="sum", outer_lr=1.0, outer_momentum=0.0)
@@ -40,35 +41,19 @@ def simulate(
     scenario: Callable[[World], Awaitable[None]], *, nodes: int = 5, seed: int = 5, **changes: object
 ) -> World:
     """A swarm that has settled, then the scenario; returns the world for a look at its records."""
-    print(f"seed {seed}")
-    worlds = []
 
-    async def main() -> None:
-        settings = msgspec.structs.replace(SETTINGS, **changes)
-        world = World(seed, settings=settings, shards=SHARDS, values=SHARDS * SIZE, synchronous=False, tenure_s=3.0)
-        worlds.append(world)
-        try:
-            await world.start("n0", founder=True)
-            for number in range(1, nodes):
-                await join(world, f"n{number}")
-            await asyncio.sleep(6.0)
-            await scenario(world)
-        finally:
-            world.stop()
+    async def story(world: World) -> None:
+        await world.start("n0", founder=True)
+        for number in range(1, nodes):
+            await world.join(f"n{number}")
+        await asyncio.sleep(6.0)
+        await scenario(world)
 
-    VirtualLoop().run(main(), limit_s=900)
-    return worlds[0]
-
-
-async def join(world: World, name: str) -> Member:
-    member = await world.start(name)
-    await exchange_of(member).join(world.running()[0].contact)
-    return member
-
-
-def exchange_of(member: Member) -> Exchange:
-    assert member.exchange is not None
-    return member.exchange
+    settings = msgspec.structs.replace(SETTINGS, **changes)
+    return play(
+        story,
+        lambda: World(seed, settings=settings, shards=SHARDS, values=SHARDS * SIZE, synchronous=False, tenure_s=3.0),
+    )
 
 
 def delta(world: World, number: int) -> np.ndarray:
@@ -92,8 +77,7 @@ class Training:
             )
 
     async def _one(self, number: int, member: Member) -> None:
-        exchange, overlay = exchange_of(member), member.overlay
-        assert overlay is not None
+        exchange, overlay = member.exchange, member.overlay
         overlay.step, overlay.step_seconds = self.step, STEP_S
         report = await exchange.push(self.step, self.step - 1, 1.0, delta(self.world, 100 * self.step + number))
         assert report.refused == {}
@@ -102,24 +86,20 @@ class Training:
     async def rest(self) -> None:
         """Everybody pulls what is there."""
         for member in self.world.running():
-            assert (await exchange_of(member).pull(self.step)).missing == []
-
-
-def owner(world: World, shard: int) -> Member:
-    return next(one for one in world.running() if shard in exchange_of(one).store.owned)
+            assert (await member.exchange.pull(self.step)).missing == []
 
 
 def check_followers(world: World, *, within: float = NEAR) -> int:
     """Who is in a shard's publication at its last version holds its bits; returns how many such pairs there are."""
     count = 0
     for shard in range(SHARDS):
-        owning = exchange_of(owner(world, shard))
+        owning = world.owner(shard).exchange
         published = owning.publisher.published(shard)
         assert published is not None
         x = owning.store.owned[shard].state.value
         assert float(np.abs(x - published.value).max()) < within
         for member in world.running():
-            replica = exchange_of(member).replica
+            replica = member.exchange.replica
             if replica.position_of(shard) == (published.publication, published.version):
                 assert replica.slice_of(shard).tobytes() == published.value.tobytes()
                 count += 1
@@ -128,7 +108,7 @@ def check_followers(world: World, *, within: float = NEAR) -> int:
 
 def totals(world: World) -> tuple[int, int, int]:
     """Shards followed, publications entered, mismatches, of all running nodes."""
-    found = [exchange_of(member).counters for member in world.running()]
+    found = [member.exchange.counters for member in world.running()]
     return (
         sum(one.shards_followed for one in found),
         sum(one.publications_entered for one in found),
@@ -165,14 +145,14 @@ async def test_a_joiner_with_the_initial_values_is_encoded_what_has_changed(step
     world = World(7, settings=SETTINGS, shards=SHARDS, values=SHARDS * SIZE, synchronous=False, tenure_s=3.0)
     try:
         initial = delta(world, 1)
-        founder = exchange_of(await world.start("founder"))
+        founder = (await world.start("founder")).exchange
         founder.replica.vector[:] = initial
         await founder.found()
         values = initial + sum((delta(world, 100 + step) for step in range(1, steps + 1)), np.float32(0))
         for step in range(1, steps + 1):
             await founder.push(step, step - 1, 1.0, delta(world, 100 + step))
         for name, vector in (("same", initial), ("other", delta(world, 2))):
-            joiner = exchange_of(await world.start(name))
+            joiner = (await world.start(name)).exchange
             joiner.replica.vector[:] = vector
             report = await joiner.join(world.members["founder"].contact)
             assert not report.missing
@@ -182,7 +162,7 @@ async def test_a_joiner_with_the_initial_values_is_encoded_what_has_changed(step
             is_whole = joiner.counters.publications_entered == SHARDS
             assert (is_whole, sent_bytes <= bytes_per_value) == ((False, True) if name == "same" else (True, False))
     finally:
-        world.stop()
+        await world.stop()
 
 
 @played_by(simulate)
@@ -190,11 +170,11 @@ async def test_a_joiner_enters_the_publication_with_its_first_whole(world: World
     """In the middle of the publication, in float32; from then on it is sent changes like the others."""
     training = Training(world)
     await training.steps(3)
-    late = await join(world, "late")
-    counters = exchange_of(late).counters
+    late = await world.join("late")
+    counters = late.exchange.counters
     assert (counters.shards_followed, counters.publications_entered) == (0, SHARDS)
     for shard in range(SHARDS):
-        assert exchange_of(late).replica.position_of(shard).published > 0
+        assert late.exchange.replica.position_of(shard).published > 0
     await training.steps(2)
     await training.rest()
 
@@ -207,10 +187,10 @@ async def test_after_a_take_over_a_new_publication_begins(world: World) -> None:
     """The owner dies. Its shards get a new publication from their value, in bfloat16, the others keep theirs."""
     training = Training(world)
     await training.steps(3)
-    dead = owner(world, 0)
-    theirs = dict.fromkeys(exchange_of(dead).store.owned)
+    dead = world.owner(0)
+    theirs = dict.fromkeys(dead.exchange.store.owned)
     publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
-    world.kill(dead.name)
+    await world.kill(dead.name)
     await asyncio.sleep(10.0)
     await training.steps(3)
     await training.rest()
@@ -227,15 +207,15 @@ async def test_a_publication_survives_the_hand_over_of_its_shard(world: World) -
     training = Training(world)
     await training.steps(3)
     publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
-    owners = {shard: owner(world, shard).name for shard in range(SHARDS)}
+    owners = {shard: world.owner(shard).name for shard in range(SHARDS)}
     versions = {shard: published_version(world, shard) for shard in range(SHARDS)}
     for number in range(6):
-        await join(world, f"late{number}")
+        await world.join(f"late{number}")
         await training.steps(2)
     await training.steps(6)
     await training.rest()
 
-    moved = [shard for shard in range(SHARDS) if owner(world, shard).name != owners[shard]]
+    moved = [shard for shard in range(SHARDS) if world.owner(shard).name != owners[shard]]
     assert moved, "no shard was handed over: another seed"
     for shard in range(SHARDS):
         assert publication_of(world, shard) == publications[shard]
@@ -246,7 +226,7 @@ async def test_a_publication_survives_the_hand_over_of_its_shard(world: World) -
 
 
 def published_version(world: World, shard: int) -> int:
-    published = exchange_of(owner(world, shard)).publisher.published(shard)
+    published = world.owner(shard).exchange.publisher.published(shard)
     assert published is not None
     return published.version
 
@@ -256,18 +236,18 @@ async def test_a_restarted_node_enters_the_publications_again(world: World) -> N
     """It has states and a replica from its disk, but no place in a publication; what it owned has new publications."""
     training = Training(world)
     await training.steps(3)
-    name = owner(world, 2).name
-    exchange = exchange_of(world.members[name])
+    name = world.owner(2).name
+    exchange = world.members[name].exchange
     states = {
         shard: StoredState(term, state.copy(), clean=False) for shard, term, state in exchange.store.states_to_save()
     }
     vector, versions = exchange.replica.vector.copy(), exchange.replica.versions()
     theirs = dict.fromkeys(exchange.store.owned)
     publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
-    world.kill(name)
+    await world.kill(name)
     await asyncio.sleep(0.5)
     member = await world.start(name)
-    exchange = exchange_of(member)
+    exchange = member.exchange
     exchange.replica.vector[:] = vector
     exchange.offer(0, versions, states)
     other = next(one for one in world.running() if one is not member)
@@ -283,14 +263,14 @@ async def test_a_restarted_node_enters_the_publications_again(world: World) -> N
 
 
 def publication_of(world: World, shard: int) -> bytes:
-    published = exchange_of(owner(world, shard)).publisher.published(shard)
+    published = world.owner(shard).exchange.publisher.published(shard)
     assert published is not None
     return published.publication
 
 
 def corrupt(member: Member, shard: int) -> None:
     """A bit of the replica changes without anybody's doing."""
-    exchange_of(member).replica.slice_of(shard).view(np.uint32)[7] ^= np.uint32(1 << 20)
+    member.exchange.replica.slice_of(shard).view(np.uint32)[7] ^= np.uint32(1 << 20)
 
 
 def test_a_replica_with_another_bit_is_found_by_its_digest_and_cured_by_the_whole() -> None:
@@ -300,7 +280,7 @@ def test_a_replica_with_another_bit_is_found_by_its_digest_and_cured_by_the_whol
         training = Training(world)
         await training.steps(2)
         shard = 1
-        victim = next(one for one in world.running() if one is not owner(world, shard))
+        victim = next(one for one in world.running() if one is not world.owner(shard))
         corrupt(victim, shard)
         entered = totals(world)[1]
         await training.steps(1)
@@ -308,7 +288,7 @@ def test_a_replica_with_another_bit_is_found_by_its_digest_and_cured_by_the_whol
 
         assert check_followers(world) == 4 * SHARDS
         assert totals(world)[1:] == (entered + 1, 1)
-        assert exchange_of(victim).counters.publication_mismatches == 1
+        assert victim.exchange.counters.publication_mismatches == 1
 
     world = simulate(scenario)
     (record,) = [one for one in world.records if one.event == "publication_mismatch"]
@@ -321,15 +301,14 @@ async def test_a_change_that_was_damaged_on_its_way_never_reaches_the_replica(wo
     training = Training(world)
     await training.steps(2)
     shard = 2
-    serving, victim = owner(world, shard), next(one for one in world.running() if one is not owner(world, shard))
-    assert serving.overlay is not None
+    serving, victim = world.owner(shard), next(one for one in world.running() if one is not world.owner(shard))
     handle, damaged = serving.overlay.handlers["pull"], []
-    before = exchange_of(victim).replica.slice_of(shard).copy()
+    before = victim.exchange.replica.slice_of(shard).copy()
     seen = []
 
-    async def damaging(sender, payload, stream):  # type: ignore[no-untyped-def]
+    async def damaging(sender, payload, stream):
         if sender.node_id == victim.contact.node_id:
-            seen.append(exchange_of(victim).replica.slice_of(shard).copy())
+            seen.append(victim.exchange.replica.slice_of(shard).copy())
         response = await handle(sender, payload, stream)
         buffers = [bytearray(buffer) for buffer in response.body]
         if sender.node_id == victim.contact.node_id and buffers and not damaged:
@@ -341,9 +320,9 @@ async def test_a_change_that_was_damaged_on_its_way_never_reaches_the_replica(wo
     serving.overlay.handlers["pull"] = damaging
     await training.steps(1)
     assert damaged
-    assert exchange_of(victim).counters.publication_mismatches == 1
+    assert victim.exchange.counters.publication_mismatches == 1
     assert len(seen) >= 2
-    assert seen[1].tobytes() in (before.tobytes(), exchange_of(victim).replica.slice_of(shard).tobytes())
+    assert seen[1].tobytes() in (before.tobytes(), victim.exchange.replica.slice_of(shard).tobytes())
     await training.rest()
     assert check_followers(world) == 4 * SHARDS
 
@@ -354,12 +333,11 @@ async def test_an_old_node_is_answered_with_values_and_answers_with_values(world
     sends no changes takes its values in bfloat16."""
     training = Training(world)
     await training.steps(2)
-    owning = owner(world, 0)
+    owning = world.owner(0)
     asking = next(one for one in world.running() if one is not owning)
     wanted = [[0, [0, b""], 0]]
-    genesis = bytes.fromhex(exchange_of(owning).manifest.genesis)
+    genesis = bytes.fromhex(owning.exchange.manifest.genesis)
     old_pull = genesis + msgspec.msgpack.encode([1, "float32", wanted])
-    assert owning.overlay is not None
     response = await owning.overlay.handlers["pull"](asking.contact, old_pull, _nothing())
     (result,) = decode(response.head, PullAnswer).results
     assert (result.status, result.publication, result.changes) == ("value", b"", 0)
@@ -367,7 +345,7 @@ async def test_an_old_node_is_answered_with_values_and_answers_with_values(world
 
     handle = owning.overlay.handlers["pull"]
 
-    async def old_owner(sender, payload, stream):  # type: ignore[no-untyped-def]
+    async def old_owner(sender, payload, stream):
         """Knows nothing of the new fields."""
         pull = decode(payload.removeprefix(genesis), Pull)
         plain = [msgspec.structs.replace(one, publication=b"", published=0) for one in pull.shards]
@@ -377,13 +355,13 @@ async def test_an_old_node_is_answered_with_values_and_answers_with_values(world
     owning.overlay.handlers["pull"] = old_owner
     await training.steps(1)
     await training.rest()
-    replica = exchange_of(asking).replica
+    replica = asking.exchange.replica
     assert replica.position_of(0) == NO_POSITION
-    x = exchange_of(owning).store.owned[0].state.value
+    x = owning.exchange.store.owned[0].state.value
     assert float(np.abs(replica.slice_of(0) - x).max()) < 0.1
 
 
-async def _nothing():  # type: ignore[no-untyped-def]
+async def _nothing():
     for buffer in ():
         yield buffer
 
@@ -396,7 +374,7 @@ def test_initial_values_are_published_only_where_others_may_follow_them(
 
     async def scenario(world: World) -> None:
         for member in world.running():
-            exchange = exchange_of(member)
+            exchange = member.exchange
             for shard, owned in exchange.store.owned.items():
                 await exchange.publisher.begin_run(b"genesis", shard, owned)
             assert (exchange.publisher.size_bytes > 0) == (is_published and bool(exchange.store.owned))
@@ -411,12 +389,12 @@ async def test_whole_values_have_no_publication(world: World, *, codec: CodecNam
     training = Training(world)
     await training.steps(3)
     assert totals(world) == (0, 0, 0)
-    assert all(exchange_of(one).publisher.size_bytes == 0 for one in world.running())
+    assert all(one.exchange.publisher.size_bytes == 0 for one in world.running())
     for shard in range(SHARDS):
-        x = exchange_of(owner(world, shard)).store.owned[shard].state.value
+        x = world.owner(shard).exchange.store.owned[shard].state.value
         for member in world.running():
-            await exchange_of(member).pull(training.step)
-            off = np.abs(exchange_of(member).replica.slice_of(shard) - x)
+            await member.exchange.pull(training.step)
+            off = np.abs(member.exchange.replica.slice_of(shard) - x)
             assert float(off.max()) <= (0.0 if codec == "float32" else float(np.abs(x).max()) / 128)
 
 
@@ -426,11 +404,11 @@ async def test_a_final_pull_brings_the_value_itself(world: World) -> None:
     training = Training(world)
     await training.steps(3)
     for member in world.running():
-        assert (await exchange_of(member).pull_final(training.step, 30.0)).missing == []
+        assert (await member.exchange.pull_final(training.step, 30.0)).missing == []
     for shard in range(SHARDS):
-        x = exchange_of(owner(world, shard)).store.owned[shard].state.value
+        x = world.owner(shard).exchange.store.owned[shard].state.value
         for member in world.running():
-            assert exchange_of(member).replica.slice_of(shard).tobytes() == x.tobytes()
+            assert member.exchange.replica.slice_of(shard).tobytes() == x.tobytes()
 
 
 @pytest.mark.parametrize(("are_equal", "low", "high"), [(True, 1.0, 1.15), (False, 1.7, 2.0)])
@@ -445,16 +423,13 @@ def test_a_nodes_rate_follows_how_much_its_deltas_agree_with_the_others(
         for step in range(1, 9):
             sent = [delta(world, 100 * step + (0 if are_equal else number)) for number in range(len(members))]
             await asyncio.gather(
-                *(
-                    exchange_of(member).push(step, step - 1, 0.25, own)
-                    for member, own in zip(members, sent, strict=True)
-                )
+                *(member.exchange.push(step, step - 1, 0.25, own) for member, own in zip(members, sent, strict=True))
             )
             await asyncio.sleep(STEP_S)
             for member, own in zip(members, sent, strict=True):
-                await exchange_of(member).pull(step, own)
-                exchange_of(member).advance(step)
-        rates.extend(exchange_of(member).pull_client.agreement.rate(4.0) for member in members)
+                await member.exchange.pull(step, own)
+                member.exchange.advance(step)
+        rates.extend(member.exchange.pull_client.agreement.rate(4.0) for member in members)
 
     simulate(scenario, nodes=4, codec="sparse512")
     print(rates)
@@ -467,10 +442,10 @@ async def test_a_publication_that_nobody_asks_for_is_dropped(world: World) -> No
     training = Training(world)
     await training.steps(2)
     publications = {shard: publication_of(world, shard) for shard in range(SHARDS)}
-    held = sum(exchange_of(one).publisher.size_bytes for one in world.running())
+    held = sum(one.exchange.publisher.size_bytes for one in world.running())
     assert held >= 4 * SHARDS * SIZE
     await asyncio.sleep(130.0)
-    assert sum(exchange_of(one).publisher.size_bytes for one in world.running()) == 0
+    assert sum(one.exchange.publisher.size_bytes for one in world.running()) == 0
     await training.steps(2)
     await training.rest()
 
@@ -482,7 +457,7 @@ class Base:
     """The base of a trainer, which a `StepExchange` tells what to take."""
 
     def __init__(self, world: World, member: Member) -> None:
-        self.exchange = exchange_of(member)
+        self.exchange = member.exchange
         self.delta = np.zeros(SHARDS * SIZE, np.float32)
         self.values = self.exchange.replica.vector.copy()
         overlay: Any = member.overlay
@@ -539,8 +514,8 @@ def test_a_base_keeps_the_own_deltas_that_a_published_value_lacks(fault: str) ->
     such a delta by its identity."""
 
     async def scenario(world: World) -> None:
-        serving = owner(world, 0)
-        backed = [member for member in world.running() if 0 in exchange_of(member).store.backed]
+        serving = world.owner(0)
+        backed = [member for member in world.running() if 0 in member.exchange.store.backed]
         one, other = (member for member in world.running() if member not in (serving, *backed))
         base, numbers = Base(world, one), itertools.count(1)
 
@@ -549,10 +524,9 @@ def test_a_base_keeps_the_own_deltas_that_a_published_value_lacks(fault: str) ->
             await asyncio.sleep(SLOW_STEP_S)
             number = next(numbers)
             for member in world.running():
-                assert member.overlay is not None
                 member.overlay.step, member.overlay.step_seconds = number, SLOW_STEP_S
-            await exchange_of(other).push(number, number - 1, 1.0, np.ones(SHARDS * SIZE, np.float32))
-            await exchange_of(other).pull(number)
+            await other.exchange.push(number, number - 1, 1.0, np.ones(SHARDS * SIZE, np.float32))
+            await other.exchange.pull(number)
 
         await base.step(1, 0, 1.0)
         await publish()  # the first change: how long it is decides when the next one is due
@@ -567,6 +541,6 @@ def test_a_base_keeps_the_own_deltas_that_a_published_value_lacks(fault: str) ->
             asyncio.get_running_loop().call_later(0.3, world.unanswered.clear)
             world.unanswered.append(lambda *request: request == (one.name, serving.name, "push"))
             assert await base.step(2, 0, 8.0) > 8.0
-            assert exchange_of(serving).store.owned[0].state.value.mean() > 8.0
+            assert serving.exchange.store.owned[0].state.value.mean() > 8.0
 
     simulate(scenario, nodes=4)

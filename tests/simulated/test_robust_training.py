@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from p2pnode.training.trainer_link.interface import StepOrder
-from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.runner.stories import played_by
+from tests.harness.swarms.simulated_swarm import play
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer, exponential
 
@@ -38,11 +38,9 @@ def distance(value: np.ndarray) -> float:
 
 
 def train(scenario: Callable[[Swarm], Awaitable[None]], robust: str, **settings: object) -> Swarm:
-    print(f"seed {SEED}")
-    worlds = []
-
-    async def main() -> None:
-        swarm = Swarm(
+    return play(
+        scenario,
+        lambda: Swarm(
             seed=SEED,
             settings={
                 "exchange.robust": robust,
@@ -52,22 +50,13 @@ def train(scenario: Callable[[Swarm], Awaitable[None]], robust: str, **settings:
                 **{key.replace("__", "."): value for key, value in settings.items()},
             },
             make_trainer=lambda name: Seeker(name, SIZE, step_s=exponential(1.0), start_s=0.3),
-        )
-        worlds.append(swarm)
-        try:
-            await scenario(swarm)
-        finally:
-            await swarm.stop()
-
-    VirtualLoop().run(main(), limit_s=3600)
-    return worlds[0]
+        ),
+    )
 
 
 async def steps_of_all(swarm: Swarm, steps: int = 20) -> None:
     swarm.start_many(8)
-    await swarm.until(
-        lambda: min(host.living.progress.step for host in swarm.running()) >= steps, within_s=300, what="all steps"
-    )
+    await swarm.until(lambda: min(swarm.steps()) >= steps, within_s=300, what="all steps")
 
 
 @pytest.mark.parametrize("method", ["pssp", *more("bsp")])
@@ -77,8 +66,8 @@ def test_one_hostile_node_in_eight_does_not_keep_the_others_from_the_target(meth
 
     async def scenario(swarm: Swarm) -> None:
         await steps_of_all(swarm)
-        found.append(distance(swarm.value()))
-        counters = [host.living.exchange.counters for host in swarm.running()]
+        found.append(distance(swarm.model()))
+        counters = [host.exchange.counters for host in swarm.running()]
         assert sum(one.unusual_norms for one in counters) > 60
         assert sum(one.clipped for one in counters) > 60
 
@@ -96,7 +85,7 @@ def test_without_it_the_hostile_node_wins() -> None:
 
     async def scenario(swarm: Swarm) -> None:
         await steps_of_all(swarm)
-        found.append(distance(swarm.value()))
+        found.append(distance(swarm.model()))
 
     train(scenario, "")
 
@@ -110,7 +99,7 @@ def test_deaths_and_leaves_lose_nothing_that_was_clipped() -> None:
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(8)
-        steps = lambda: min(host.living.progress.step for host in swarm.running())  # noqa: E731
+        steps = lambda: min(swarm.steps())  # noqa: E731
         await swarm.until(lambda: steps() >= 6, within_s=120, what="6 steps")
         await swarm.kill("n0")
         await asyncio.sleep(12.0)
@@ -119,8 +108,8 @@ def test_deaths_and_leaves_lose_nothing_that_was_clipped() -> None:
         reached = steps()
         await swarm.until(lambda: steps() >= reached + 12, within_s=300, what="12 more steps")
 
-        assert distance(swarm.value()) < 0.1
-        owned = [one.state for host in swarm.running() for one in host.living.exchange.store.owned.values()]
+        assert distance(swarm.model()) < 0.1
+        owned = [one.state for host in swarm.running() for one in host.exchange.store.owned.values()]
         survivors = [host.living for host in swarm.running()]
         assert len(owned) == SHARDS
         for state in owned:
@@ -136,7 +125,7 @@ def test_deaths_and_leaves_lose_nothing_that_was_clipped() -> None:
                 assert set(done) <= inside
 
     def missing(node: object) -> set[int]:
-        return set(node.exchange.outbox.steps)  # type: ignore[attr-defined]
+        return set(node.exchange.outbox.steps)
 
     train(scenario, "clip")
 
@@ -150,7 +139,7 @@ async def test_a_run_ends_with_everything_visible(swarm: Swarm) -> None:
     )
     await asyncio.sleep(2.0)
 
-    stores = [host.living.exchange.store for host in swarm.hosts.values()]
+    stores = [host.exchange.store for host in swarm.hosts.values()]
     for shard in range(SHARDS):
         # All leave at once: a node that has left may still have shards in its store that another took over.
         acting = max((store.owned[shard] for store in stores if shard in store.owned), key=lambda one: one.term)
@@ -164,7 +153,7 @@ def test_the_same_seed_gives_the_same_weights() -> None:
 
     async def scenario(swarm: Swarm) -> None:
         await steps_of_all(swarm, 6)
-        values.append(swarm.value().tobytes())
+        values.append(swarm.model().tobytes())
 
     for _ in range(2):
         train(scenario, "clip")

@@ -11,11 +11,12 @@ import pytest
 
 from p2pnode.training.encoding.step_bytes import StepShape, step_bytes
 from p2pnode.training.encoding.table import CODECS, CodecName
-from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.settings import ExchangeSettings
 from tests.harness.builders.codec_kinds import LOSSY
 from tests.harness.environment.virtual_loop import VirtualLoop
-from tests.harness.swarms.exchange_swarm import Member, World
+from tests.harness.swarms.exchange_swarm import World
+from tests.harness.swarms.light_network import Member
+from tests.harness.swarms.simulated_swarm import play
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
 
@@ -25,32 +26,19 @@ WITHIN = 0.05
 
 
 def simulate(scenario: Callable[[World], Awaitable[None]], settings: ExchangeSettings, nodes: int) -> None:
-    seed = 11
-    print(f"seed {seed}")
+    async def story(world: World) -> None:
+        await world.start("n0", founder=True)
+        for number in range(1, nodes):
+            await world.join(f"n{number}")
+        await asyncio.sleep(40.0)
+        await scenario(world)
 
-    async def main() -> None:
-        world = World(
-            seed, settings=settings, shards=SHARDS, values=SHARDS * VALUES_PER_SHARD, synchronous=False, tenure_s=0.0
-        )
-        try:
-            founder = await world.start("n0", founder=True)
-            for number in range(1, nodes):
-                await exchange_of(await world.start(f"n{number}")).join(founder.contact)
-            await asyncio.sleep(40.0)
-            await scenario(world)
-        finally:
-            world.stop()
-
-    VirtualLoop().run(main(), limit_s=600)
-
-
-def exchange_of(member: Member) -> Exchange:
-    assert member.exchange is not None
-    return member.exchange
+    values = SHARDS * VALUES_PER_SHARD
+    play(story, lambda: World(11, settings=settings, shards=SHARDS, values=values, synchronous=False, tenure_s=0.0))
 
 
 def shape_of(member: Member, nodes: int) -> StepShape:
-    store = exchange_of(member).store
+    store = member.exchange.store
     total = store.bounds[-1][1]
     owned, backed = (sum(map(store.size, held)) / total for held in (store.owned, store.backed))
     return StepShape(total, nodes, owned, backed)
@@ -70,17 +58,17 @@ def test_every_node_sends_what_the_closed_form_says(codec: CodecName, nodes: int
         expected = [0.0] * nodes
         for step in range(1, 5):
             deltas = [rng.standard_normal(world.manifest.layout.total, dtype=np.float32) for _ in members]
-            before = [exchange_of(member).counters.bytes_sent for member in members]
+            before = [member.exchange.counters.bytes_sent for member in members]
             pushes = zip(members, deltas, strict=True)
             reports = await asyncio.gather(
-                *(exchange_of(member).push(step, step - 1, 1.0 / nodes, delta) for member, delta in pushes)
+                *(member.exchange.push(step, step - 1, 1.0 / nodes, delta) for member, delta in pushes)
             )
             assert [(report.outstanding, report.refused) for report in reports] == [(0, {})] * nodes
-            await asyncio.gather(*(exchange_of(member).pull(step) for member in members))
+            await asyncio.gather(*(member.exchange.pull(step) for member in members))
             if step < 3:
                 continue  # the first pulls are whole
             for place, member in enumerate(members):
-                sent[place] += exchange_of(member).counters.bytes_sent - before[place]
+                sent[place] += member.exchange.counters.bytes_sent - before[place]
                 expected[place] += step_bytes(shape_of(member, nodes), codec).up
         print(f"{codec}, {nodes} nodes: counted {sum(sent)}, by the formula {sum(expected):.0f}")
         # Of sparse encodings the frames' heads are a tenth, because the shards are small.
@@ -119,8 +107,7 @@ def test_the_time_of_a_step_on_slow_lines_is_the_busiest_owners_bytes_over_its_r
         )
         shapes = []
         for host in hosts:
-            assert host.living.exchange is not None
-            store = host.living.exchange.store
+            store = host.exchange.store
             owned, backed = (sum(map(store.size, held)) / values for held in (store.owned, store.backed))
             shapes.append(StepShape(values, nodes, owned, backed))
         found = [step_bytes(shape, "bfloat16") for shape in shapes]
@@ -134,7 +121,6 @@ def test_the_time_of_a_step_on_slow_lines_is_the_busiest_owners_bytes_over_its_r
         print(f"by the formula {expected_s:.2f} s, measured {median(phases):.2f} s")
         assert expected_s * 0.9 <= median(phases) <= expected_s * 1.4
         for host in hosts:
-            assert host.task is not None
             host.task.cancel()
         await asyncio.gather(*(host.task for host in hosts if host.task is not None), return_exceptions=True)
 

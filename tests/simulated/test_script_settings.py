@@ -127,9 +127,9 @@ def test_a_script_sees_the_shared_values_that_have_entered(tmp_path: Path) -> No
     shared: list[torch.Tensor] = []
 
     def look(swarm: Any, model: nn.Module) -> None:
-        begins.append(model[0].weight.detach().clone())  # type: ignore[index,union-attr,operator]
+        begins.append(model[0].weight.detach().clone())
         with swarm.shared_weights():
-            shared.append(model[0].weight.detach().clone())  # type: ignore[index,union-attr,operator]
+            shared.append(model[0].weight.detach().clone())
             if swarm.step_number == 3:
                 swarm.evaluate(inside=1)
 

@@ -20,7 +20,7 @@ from p2pnode.training.trainer_link.data_messages import (
     PartitionTrained,
 )
 from p2pnode.training.trainer_link.interface import StepOrder, StepReport
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.simulated_swarm import play
 from tests.harness.swarms.swarm import Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
 
@@ -45,7 +45,6 @@ class Reader(StubTrainer):
         self._is_open = False
 
     async def train(self, order: StepOrder) -> StepReport:
-        assert self.send_to_daemon is not None
         if not self._is_open:
             self._is_open = True
             self.send_to_daemon(DataOpened(SHAPE, None))
@@ -61,7 +60,6 @@ class Reader(StubTrainer):
         return report
 
     async def _ask(self) -> DataGranted:
-        assert self.send_to_daemon is not None
         self._number += 1
         began = asyncio.get_running_loop().time()
         self.send_to_daemon(DataWanted(self._number, self._begins, self._finished, 0, 4, bool(self._drawn)))
@@ -75,24 +73,15 @@ class Reader(StubTrainer):
 
 def simulate(scenario: Callable[[Swarm], Awaitable[None]], *, seed: int, loss: float = 0.0) -> Swarm:
     """Run a scenario; node n2 is three times as slow as the others."""
-    print(f"seed {seed}")
-    worlds = []
-
-    async def main() -> None:
-        swarm = Swarm(
+    return play(
+        scenario,
+        lambda: Swarm(
             seed=seed,
             settings={"exchange.shards": 4, "barrier.method": "asp"},
             make_trainer=lambda name: Reader(name, 1.5 if name == "n2" else 0.5),
             loss=loss,
-        )
-        worlds.append(swarm)
-        try:
-            await scenario(swarm)
-        finally:
-            await swarm.stop()
-
-    VirtualLoop().run(main(), limit_s=3600)
-    return worlds[0]
+        ),
+    )
 
 
 def readers(swarm: Swarm) -> dict[str, Reader]:
@@ -146,7 +135,6 @@ def test_a_join_a_leave_and_a_death_in_the_middle_of_an_epoch() -> None:
             lambda: len(trained) > before, within_s=5, what="a step that others have not heard of", every_s=0.01
         )
         leaver.living.leave()
-        assert leaver.task is not None
         await leaver.task
         others = [host.living.data.member for host in swarm.running()]
         assert [place for place in trained for one in others if one is None or not one.ledger.is_trained(place)] == []
@@ -198,7 +186,7 @@ def test_fewer_samples_than_nodes_are_told() -> None:
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(3)
         await swarm.until(lambda: swarm.of("data_short") != [], within_s=60, what="the warning")
-        steps = [host.living.progress.step for host in swarm.running()]
+        steps = swarm.steps()
         await asyncio.sleep(5.0)
         assert all(host.living.progress.step > step for host, step in zip(swarm.running(), steps, strict=True))
 
@@ -225,15 +213,14 @@ def test_nodes_with_other_data_are_told() -> None:
     async def train(self: Reader, order: StepOrder) -> StepReport:
         if not self._is_open:
             self._is_open = True
-            assert self.send_to_daemon is not None
             self.send_to_daemon(DataOpened(next(shapes), None))
         return await swarm_settings(self, order)
 
-    Reader.train = train  # type: ignore[method-assign]
+    Reader.train = train
     try:
         swarm = simulate(scenario, seed=24)
     finally:
-        Reader.train = swarm_settings  # type: ignore[method-assign]
+        Reader.train = swarm_settings
 
     reasons = sorted(record.fields["reason"].partition(" ")[2] for record in swarm.of("data_differs"))
     assert reasons == [

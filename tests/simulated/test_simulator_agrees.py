@@ -102,7 +102,7 @@ def real(barrier: BarrierSettings, seed: int) -> tuple[float, float]:
             spreads = []
             for look_s in RUN.looks_s:
                 await asyncio.sleep(now + look_s - swarm.clock.monotonic())
-                steps = [host.living.progress.step for host in swarm.running()]
+                steps = swarm.steps()
                 spreads.append(statistics.pstdev(steps))
             return statistics.fmean(steps), statistics.fmean(spreads)
         finally:

@@ -32,7 +32,7 @@ class RestingTrainer(StubTrainer):
         self.notes: list[tuple[float, float]] = []
         self.waits = False
 
-    async def start(self, *_: object, **__: object):  # type: ignore[no-untyped-def]
+    async def start(self, *_: object, **__: object):
         self.starts = 1  # it writes its own first values
         self.vector[:] = np.random.default_rng(9).standard_normal(VALUES, np.float32)
         return await super().start()
@@ -81,7 +81,7 @@ def started() -> Found:
         settled_s = await swarm.until(lambda: is_backed(hosts), within_s=60.0, what="backups", every_s=0.5)
         await asyncio.sleep(began + MEASURED_S - swarm.clock.monotonic())
         shares = [trainer.share(began, began + MEASURED_S) for trainer in trainers]
-        refused = sum(host.living.exchange.counters.refused for host in hosts if host.living.exchange is not None)
+        refused = sum(host.exchange.counters.refused for host in hosts if host.exchange is not None)
         await swarm.stop()
         return Found(shares, settled_s, refused, swarm)
 
@@ -96,18 +96,17 @@ def trainer_of(host: Host) -> RestingTrainer:
 def shards_of(host: Host, hosts: list[Host]) -> tuple[int, int]:
     """How many shards a node owns, and how many it backs up or is sent for that."""
     node_id = host.living.overlay.node_id
-    stores = [each.living.exchange.store for each in hosts if each.living.exchange is not None]
+    stores = [each.exchange.store for each in hosts if each.exchange is not None]
     owned = [each for store in stores for each in store.owned.values()]
-    assert host.living.exchange is not None
     return (
-        len(host.living.exchange.store.owned),
+        len(host.exchange.store.owned),
         sum(node_id in [target.node_id for target in each.targets()] for each in owned),
     )
 
 
 def is_backed(hosts: list[Host]) -> bool:
     """Whether every shard has an owner with a backup, and no node has the half of them."""
-    stores = [host.living.exchange.store for host in hosts if host.living.exchange is not None]
+    stores = [host.exchange.store for host in hosts if host.exchange is not None]
     owned = [each for store in stores for each in store.owned.values()]
     most = max(len(store.owned) for store in stores)
     return len(owned) == len(stores[0]) > 2 * most and all(each.backup is not None for each in owned)
@@ -155,7 +154,7 @@ def share_of_a_slow_node(*, joins_late: bool) -> tuple[list[int], list[float], i
         for _ in range(300):
             await asyncio.sleep(0.5)
             most.append(max(shards_of(hosts[-1], hosts)))
-        refused = sum(host.living.exchange.counters.refused for host in hosts if host.living.exchange is not None)
+        refused = sum(host.exchange.counters.refused for host in hosts if host.exchange is not None)
         pushes = [max(row.get("push_seconds", 0.0) for row in host.living.progress.steps) for host in hosts[:-1]]
         await swarm.stop()
         return most, pushes, refused

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import random
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -13,41 +13,14 @@ import pytest
 
 from p2pnode.overlay.peers import Contact
 from p2pnode.training.exchange.exchange import Exchange
-from p2pnode.training.shards.state import ShardState
-from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.long_run import more
 from tests.harness.runner.stories import Fixture, played_by
+from tests.harness.swarms.exact_swarm import SHARDS, SIZE
+from tests.harness.swarms.exact_swarm import simulate as simulate_exact
 from tests.harness.swarms.swarm import Swarm
-from tests.harness.trainers.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
-from tests.simulated.test_swarm_training import EXACT, SIZE, settle, steps
+from tests.harness.trainers.stub_trainer import delta_of, initial_vector
 
-#: Few, because each costs every step a push and a pull, and each is saved and resumed by itself.
-SHARDS = 4
-
-
-def simulate(scenario: Callable[[Swarm], Awaitable[None]], *, seed: int, **settings: Any) -> Swarm:
-    """Run a scenario on a fresh world; returns the swarm for a look at its records."""
-    print(f"seed {seed}")
-    worlds = []
-
-    async def main() -> None:
-        swarm = Swarm(
-            seed=seed,
-            settings={
-                **EXACT,
-                "exchange.shards": SHARDS,
-                **{key.replace("__", "."): value for key, value in settings.items()},
-            },
-            make_trainer=lambda name: StubTrainer(name, SIZE, step_s=exponential(0.5), start_s=0.3),
-        )
-        worlds.append(swarm)
-        try:
-            await scenario(swarm)
-        finally:
-            await swarm.stop()
-
-    VirtualLoop().run(main(), limit_s=3600)
-    return worlds[0]
+simulate = functools.partial(simulate_exact, step_s=0.5)
 
 
 async def switch_off(swarm: Swarm, *, within_s: float = 0.0) -> dict[str, int]:
@@ -71,18 +44,12 @@ def whole(trained: dict[str, int]) -> np.ndarray:
     return total.astype(np.float32)
 
 
-def owned_state(swarm: Swarm, shard: int) -> ShardState:
-    """The acting owner's state."""
-    stores = [host.living.exchange.store for host in swarm.running()]
-    return max((store.owned[shard] for store in stores if shard in store.owned), key=lambda one: one.term).state
-
-
 def applied(swarm: Swarm, shard: int) -> list[tuple[str, int, int]]:
     """(host, incarnation, step) of every delta in the acting owner's state."""
     names = {host.living.identity.node_id: host.name for host in swarm.hosts.values() if host.node is not None}
     return [
         (names[node], incarnation, step)
-        for node, incarnation, ranges in owned_state(swarm, shard).applied.rows()
+        for node, incarnation, ranges in swarm.owned(shard).state.applied.rows()
         for low, high in ranges
         for step in range(low, high + 1)
     ]
@@ -99,28 +66,28 @@ def test_stopped_in_order_the_swarm_goes_on_with_the_vector_it_had(seed: int, me
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(4)
-        await swarm.until(lambda: min(steps(swarm)) >= 5 + seed % 7, within_s=60, what="steps everywhere")
+        await swarm.until(lambda: min(swarm.steps()) >= 5 + seed % 7, within_s=60, what="steps everywhere")
         before = await switch_off(swarm)
         swarm.start_many(4, training__min_nodes=1)  # a paused node is not ready
-        await settle(swarm)
+        await swarm.settle()
         if method == "bsp":  # what was pushed before a barrier that no node has passed is pending until then
             fold(swarm, max(before.values()))
 
         assert {host.name: host.living.progress.step for host in swarm.running()} == before
-        np.testing.assert_array_equal(swarm.value(), whole(before))
+        np.testing.assert_array_equal(swarm.model(), whole(before))
 
         for host in swarm.running():
             host.living.resume()
         goal = max(before.values()) + 4
-        await swarm.until(lambda: min(steps(swarm)) >= goal, within_s=120, what="they go on")
-        await settle(swarm)
+        await swarm.until(lambda: min(swarm.steps()) >= goal, within_s=120, what="they go on")
+        await swarm.settle()
         if method != "bsp":
             after = {host.name: host.living.progress.step for host in swarm.running()}
             missed = {
                 host.name: after[host.name] - before[host.name] - len(host.trainer.trained) for host in swarm.running()
             }
             assert missed == dict.fromkeys(after, 0)
-            np.testing.assert_array_equal(swarm.value(), whole(after))
+            np.testing.assert_array_equal(swarm.model(), whole(after))
 
     swarm = simulate(scenario, seed=seed, barrier__method=method, training__min_nodes=4, training__checkpoint_s=60.0)
     (resumed,) = swarm.of("swarm_resumed")
@@ -130,7 +97,7 @@ def test_stopped_in_order_the_swarm_goes_on_with_the_vector_it_had(seed: int, me
 def fold(swarm: Swarm, step: int) -> None:
     """Make visible what waits for a barrier that no node has passed, as under bsp."""
     for host in swarm.running():
-        store = host.living.exchange.store
+        store = host.exchange.store
         for owned in store.owned.values():
             owned.state.fold(step, store.rule)
 
@@ -143,24 +110,24 @@ def test_killed_all_at_once_no_delta_is_counted_twice(seed: int, late_s: float) 
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(4)
-        await swarm.until(lambda: min(steps(swarm)) >= 12, within_s=60, what="steps everywhere")
+        await swarm.until(lambda: min(swarm.steps()) >= 12, within_s=60, what="steps everywhere")
         before = {host.name: host.living.progress.step for host in swarm.running()}
         for name in list(swarm.hosts):
             await swarm.kill(name)
         swarm.start_many(3)
         await asyncio.sleep(late_s)
         swarm.start("n3", bootstrap="n0")
-        await swarm.until(lambda: len(swarm.running()) == 4 and min(steps(swarm)) >= 1, within_s=60, what="it resumes")
+        await swarm.until(lambda: len(swarm.running()) == 4 and min(swarm.steps()) >= 1, within_s=60, what="it resumes")
         resumed = {host.name: host.living.progress.step for host in swarm.running()}
         assert min(resumed.values()) >= 3, (before, resumed)  # that of the first checkpoint
-        await swarm.until(lambda: min(steps(swarm)) >= 20, within_s=120, what="they go on")
-        await settle(swarm)
+        await swarm.until(lambda: min(swarm.steps()) >= 20, within_s=120, what="they go on")
+        await swarm.settle()
         await asyncio.sleep(5.0)
 
-        value = swarm.value()
-        bounds = swarm.running()[0].living.exchange.store.bounds
+        value = swarm.model()
+        bounds = swarm.running()[0].exchange.store.bounds
         for shard, (start, stop) in enumerate(bounds):
-            present, state = applied(swarm, shard), owned_state(swarm, shard)
+            present, state = applied(swarm, shard), swarm.owned(shard).state
             since = {
                 (host.name, host.living.incarnation, step)
                 for host in swarm.running()
@@ -192,7 +159,7 @@ def test_started_and_stopped_without_a_step_nothing_is_forgotten(seed: int, node
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(nodes)
-        await swarm.until(lambda: min(steps(swarm)) >= 8, within_s=60, what="steps everywhere")
+        await swarm.until(lambda: min(swarm.steps()) >= 8, within_s=60, what="steps everywhere")
         before = await switch_off(swarm)
         behind.append(sum(max(before.values()) - step for step in before.values()))
         for _ in range(2):
@@ -200,9 +167,9 @@ def test_started_and_stopped_without_a_step_nothing_is_forgotten(seed: int, node
             await swarm.until(lambda: not swarm.running(), within_s=90, what="all have what was asked for, and end")
             assert all(host.task.exception() is None for host in hosts)
         swarm.start_many(nodes, training__min_nodes=1)  # a paused node is not ready
-        await settle(swarm)
+        await swarm.settle()
 
-        np.testing.assert_array_equal(swarm.value(), whole(before))
+        np.testing.assert_array_equal(swarm.model(), whole(before))
         for shard in range(SHARDS):
             found = sorted((name, step) for name, _, step in applied(swarm, shard))
             assert found == [(name, step) for name in sorted(before) for step in range(1, before[name] + 1)], shard
@@ -220,17 +187,16 @@ def test_a_founder_that_leaves_before_it_has_resumed_forgets_nothing() -> None:
 
     async def scenario(swarm: Swarm) -> None:
         swarm.start_many(3)
-        await swarm.until(lambda: min(steps(swarm)) >= 10, within_s=60, what="steps everywhere")
+        await swarm.until(lambda: min(swarm.steps()) >= 10, within_s=60, what="steps everywhere")
         before = await switch_off(swarm)
         swarm.start("n0")
         await asyncio.sleep(9.0)
-        assert swarm.hosts["n0"].living.exchange is not None
         assert not swarm.of("swarm_resumed")
         await switch_off(swarm)
         swarm.start_many(3)
-        await settle(swarm)
+        await swarm.settle()
 
-        np.testing.assert_array_equal(swarm.value(), whole(before))
+        np.testing.assert_array_equal(swarm.model(), whole(before))
 
     swarm = simulate(scenario, seed=79, training__checkpoint_s=60.0)
     assert [record.fields["clean"] for record in swarm.of("swarm_resumed")] == [True]
@@ -241,16 +207,16 @@ async def test_a_late_node_with_a_higher_state_is_heard(swarm: Swarm) -> None:
     """The founder continues alone from old states, because no other node is back in time. Nodes with newer states take
     their shards back when they return, and what was trained meanwhile is added to them."""
     swarm.start_many(3)
-    await swarm.until(lambda: min(steps(swarm)) >= 12, within_s=60, what="steps everywhere")
+    await swarm.until(lambda: min(swarm.steps()) >= 12, within_s=60, what="steps everywhere")
     await swarm.kill("n0")
-    await swarm.until(lambda: min(steps(swarm)) >= 24, within_s=60, what="the others go on")
+    await swarm.until(lambda: min(swarm.steps()) >= 24, within_s=60, what="the others go on")
     before = await switch_off(swarm)
     founder = swarm.start("n0")
     await swarm.until(lambda: founder.living.progress.step >= 16, within_s=60, what="the founder goes on alone")
     for name in ("n1", "n2"):
         swarm.start(name, bootstrap="n0")
-    await swarm.until(lambda: len(swarm.running()) == 3 and min(steps(swarm)) >= 30, within_s=90, what="all train")
-    await settle(swarm)
+    await swarm.until(lambda: len(swarm.running()) == 3 and min(swarm.steps()) >= 30, within_s=90, what="all train")
+    await swarm.settle()
     await asyncio.sleep(10.0)
 
     for shard in range(SHARDS):
@@ -267,7 +233,7 @@ async def test_a_state_directory_put_back_from_a_copy_uses_no_identity_twice(
     """An old copy of a state directory has the number of an earlier start, or none. Its node starts above those that
     the swarm has seen, also on disk, and all that it trains is in the model."""
     swarm.start_many(3)
-    await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="steps everywhere")
+    await swarm.until(lambda: min(swarm.steps()) >= 5, within_s=60, what="steps everywhere")
     backup = copy.deepcopy(swarm.hosts["n2"].disk)
     if without_counter:
         backup.remove("incarnation")
@@ -284,7 +250,7 @@ async def test_a_state_directory_put_back_from_a_copy_uses_no_identity_twice(
     swarm.hosts["n2"].disk = backup
     again = swarm.start("n2", bootstrap="n0")
     await swarm.until(lambda: len(again.trainer.trained) >= 6, within_s=60, what="it trains again")
-    await settle(swarm)
+    await swarm.settle()
 
     present = again.living.incarnation
     assert present > seen
@@ -306,18 +272,18 @@ async def test_a_joiner_is_sent_no_state_before_it_has_the_vector(
         return await join(exchange, source)
 
     swarm.start_many(3)
-    await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="steps everywhere")
+    await swarm.until(lambda: min(swarm.steps()) >= 5, within_s=60, what="steps everywhere")
     monkeypatch.setattr(Exchange, "join", slowly)
     joiner = swarm.start("n3", bootstrap="n0")
-    await swarm.until(lambda: joiner.living.exchange is not None, within_s=10, what="its exchange stands")
+    await swarm.until(lambda: joiner.exchange is not None, within_s=10, what="its exchange stands")
     began = swarm.clock.monotonic()
     while swarm.clock.monotonic() - began < 19.0:
         await asyncio.sleep(0.25)
-        store = joiner.living.exchange.store
+        store = joiner.exchange.store
         assert not store.owned
         assert not store.backed
         assert not joiner.living.overlay.heartbeat.eligible
-    await swarm.until(lambda: bool(joiner.living.exchange.store.owned), within_s=60, what="it owns some then")
+    await swarm.until(lambda: bool(joiner.exchange.store.owned), within_s=60, what="it owns some then")
 
 
 @pytest.mark.parametrize("seed", [104, *more(108)])
@@ -333,26 +299,26 @@ async def test_after_a_healed_split_the_disks_hold_what_the_owners_had(swarm: Sw
     """A split into three and three is healed, then all leave at one moment. Started again, the model is bit by bit the
     owners', though some nodes still have the copy of a pair that lost."""
     hosts = [host.address for host in swarm.start_many(6)]
-    await swarm.until(lambda: min(steps(swarm)) >= 10, within_s=120, what="ten steps everywhere")
+    await swarm.until(lambda: min(swarm.steps()) >= 10, within_s=120, what="ten steps everywhere")
     swarm.network.partition(hosts[:3], hosts[3:])
     await asyncio.sleep(12.0)
     swarm.network.heal()
 
     def mended() -> bool:
-        stores = [host.living.exchange.store for host in swarm.running()]
+        stores = [host.exchange.store for host in swarm.running()]
         owned = sum(len(store.owned) for store in stores)
         return owned == 24 and not any(store.superseded for store in stores)
 
     await swarm.until(mended, within_s=60, what="one model again")
-    reached = max(steps(swarm)) + 4
-    await swarm.until(lambda: max(steps(swarm)) >= reached, within_s=60, what="they go on")
-    await settle(swarm)
-    value = swarm.value()
+    reached = max(swarm.steps()) + 4
+    await swarm.until(lambda: max(swarm.steps()) >= reached, within_s=60, what="they go on")
+    await swarm.settle()
+    value = swarm.model()
     await switch_off(swarm, within_s=0.1)
     swarm.start_many(6, training__min_nodes=1)
-    await settle(swarm)
+    await swarm.settle()
 
-    np.testing.assert_array_equal(swarm.value(), value)
+    np.testing.assert_array_equal(swarm.model(), value)
 
 
 @pytest.mark.parametrize("through", ["the master", "itself"])

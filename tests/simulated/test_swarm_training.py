@@ -3,70 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextvars import copy_context
-from typing import Any
 
 import numpy as np
 import pytest
 
 from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.memory_budget import budget
-from p2pnode.overlay.peers import Activity
 from p2pnode.training.shards.applied import DeltaId
 from tests.harness.environment.virtual_loop import OWNER, VirtualLoop
 from tests.harness.histories.exchange_progress import Standing
 from tests.harness.runner.long_run import more
 from tests.harness.runner.stories import Fixture, played_by
+from tests.harness.swarms.exact_swarm import SHARDS, SIZE, acknowledged, simulate
 from tests.harness.swarms.swarm import Host, Swarm
-from tests.harness.trainers.stub_trainer import StubTrainer, delta_of, exponential, initial_vector
-
-SIZE = 256
-SHARDS = 4
-#: Every delta added once with weight 1: the model must equal the initial vector plus the sum of all deltas, exactly.
-EXACT: dict[str, Any] = {
-    "exchange.weight": "sum",
-    "exchange.outer_lr": 1.0,
-    "exchange.outer_momentum": 0.0,
-    "exchange.codec": "float32",
-    "exchange.shards": SHARDS,
-    "training.linger_s": 30.0,
-}
-
-
-def simulate(scenario: Callable[[Swarm], Awaitable[None]], *, seed: int, step_s: float = 1.0, **settings: Any) -> Swarm:
-    """Run a scenario on a fresh world; returns the swarm for a look at its records."""
-    print(f"seed {seed}")
-    worlds = []
-
-    async def main() -> None:
-        swarm = Swarm(
-            seed=seed,
-            settings={**EXACT, **{key.replace("__", "."): value for key, value in settings.items()}},
-            make_trainer=lambda name: StubTrainer(name, SIZE, step_s=exponential(step_s), start_s=0.3),
-        )
-        worlds.append(swarm)
-        try:
-            await scenario(swarm)
-        finally:
-            await swarm.stop()
-
-    VirtualLoop().run(main(), limit_s=3600)
-    return worlds[0]
-
-
-def steps(swarm: Swarm) -> list[int]:
-    return [host.living.progress.step for host in swarm.running()]
-
-
-def expected(swarm: Swarm, *, without: tuple[str, ...] = ()) -> np.ndarray:
-    """Initial vector plus every delta of every trainer (killed ones left out on request)."""
-    total = initial_vector(0, SIZE).astype(np.float64)
-    for name, host in swarm.hosts.items():
-        if name not in without:
-            assert host.trainer is not None
-            total += host.trainer.expected()
-    return total.astype(np.float32)
+from tests.harness.trainers.stub_trainer import StubTrainer, delta_of, initial_vector
 
 
 def abandoned(leaver: Host) -> np.ndarray:
@@ -76,40 +27,26 @@ def abandoned(leaver: Host) -> np.ndarray:
     return -trainer.expected(unannounced)
 
 
-async def settle(swarm: Swarm) -> None:
-    """Pause every node and wait until all that was trained is acknowledged and visible."""
-    for host in swarm.running():
-        host.living.pause()
-
-    def quiet(host: Host) -> bool:
-        # `paused` is reported at once, and announced when the current step is done.
-        stands = host.living.overlay.heartbeat.activity == Activity.PAUSED
-        return stands and not host.living.exchange.outbox.steps
-
-    await swarm.until(lambda: all(map(quiet, swarm.running())), within_s=60, what="all stand still")
-    await asyncio.sleep(1.0)  # hand-overs under way end within a round trip
-
-
 @pytest.mark.parametrize("method", ["pssp", *more("asp", "bsp", "ssp", "pbsp")])
 @pytest.mark.promise(1)
 @played_by(simulate, seed=11, barrier__method=Fixture("method"), training__min_nodes=5)
 async def test_every_delta_is_in_the_model_once(swarm: Swarm) -> None:
     """Under every barrier the model equals the initial vector plus all deltas, each once."""
     swarm.start_many(5)
-    await swarm.until(lambda: min(steps(swarm)) >= 12, within_s=300, what="12 steps everywhere")
-    await settle(swarm)
+    await swarm.until(lambda: min(swarm.steps()) >= 12, within_s=300, what="12 steps everywhere")
+    await swarm.settle()
 
-    np.testing.assert_array_equal(swarm.value(), expected(swarm))
+    np.testing.assert_array_equal(swarm.model(), acknowledged(swarm))
 
 
 @played_by(simulate, seed=12, exchange__shards=32)
 async def test_the_shards_spread_over_the_nodes(swarm: Swarm) -> None:
     """Shortly after a swarm has gathered, no node owns more than half of the shards and each has a backup."""
     swarm.start_many(4)
-    await swarm.until(lambda: min(steps(swarm)) >= 3, within_s=60, what="3 steps everywhere")
+    await swarm.until(lambda: min(swarm.steps()) >= 3, within_s=60, what="3 steps everywhere")
 
-    owned = [len(host.living.exchange.store.owned) for host in swarm.running()]
-    backups = [one.backup for host in swarm.running() for one in host.living.exchange.store.owned.values()]
+    owned = [len(host.exchange.store.owned) for host in swarm.running()]
+    backups = [one.backup for host in swarm.running() for one in host.exchange.store.owned.values()]
     assert sum(owned) == 32
     assert max(owned) <= 16
     assert all(backup is not None for backup in backups)
@@ -119,12 +56,12 @@ async def test_the_shards_spread_over_the_nodes(swarm: Swarm) -> None:
 async def test_bsp_keeps_everybody_on_one_step(swarm: Swarm) -> None:
     """Under bsp no node is ever more than one completed step ahead of another."""
     swarm.start_many(5)
-    await swarm.until(lambda: min(steps(swarm)) >= 1, within_s=60, what="the first step")
+    await swarm.until(lambda: min(swarm.steps()) >= 1, within_s=60, what="the first step")
     gaps = []
 
     def look() -> bool:
-        gaps.append(max(steps(swarm)) - min(steps(swarm)))
-        return min(steps(swarm)) >= 15
+        gaps.append(max(swarm.steps()) - min(swarm.steps()))
+        return min(swarm.steps()) >= 15
 
     await swarm.until(look, within_s=300, what="15 steps")
 
@@ -143,8 +80,8 @@ async def test_nodes_that_begin_together_begin_together(swarm: Swarm, *, most: i
     gaps = []
 
     def look() -> bool:
-        gaps.append(max(steps(swarm)) - min(steps(swarm)))
-        return min(steps(swarm)) >= 40
+        gaps.append(max(swarm.steps()) - min(swarm.steps()))
+        return min(swarm.steps()) >= 40
 
     await swarm.until(look, within_s=60, what="40 steps", every_s=0.001)
 
@@ -157,8 +94,8 @@ async def test_nodes_that_begin_together_begin_together(swarm: Swarm, *, most: i
 async def test_a_killed_owner_loses_nothing_that_was_acknowledged(swarm: Swarm) -> None:
     """Killing a node mid-run: the others continue within the detection bound, and the model has every delta once."""
     swarm.start_many(5)
-    await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="5 steps everywhere")
-    victim = max(swarm.running(), key=lambda host: len(host.living.exchange.store.owned))
+    await swarm.until(lambda: min(swarm.steps()) >= 5, within_s=60, what="5 steps everywhere")
+    victim = max(swarm.running(), key=lambda host: len(host.exchange.store.owned))
     before = victim.trainer.trained[-1]
     unpushed = victim.living.progress.step < before
     await swarm.kill(victim.name)
@@ -166,13 +103,13 @@ async def test_a_killed_owner_loses_nothing_that_was_acknowledged(swarm: Swarm) 
 
     def look() -> bool:
         standing.look()
-        return min(steps(swarm)) >= 30
+        return min(swarm.steps()) >= 30
 
     await swarm.until(look, within_s=200, what="the survivors go on")
-    await settle(swarm)
+    await swarm.settle()
 
     assert standing.longest_s <= 10.0 + 4.0  # the detection bound and a slow step of the stub
-    ours = swarm.value() - expected(swarm, without=(victim.name,))
+    ours = swarm.model() - acknowledged(swarm, without=(victim.name,))
     theirs = victim.trainer.expected()
     if unpushed:
         # Its last step was in transit when it crashed: each of its shards is in or out, whole.
@@ -187,8 +124,8 @@ async def test_a_killed_owner_loses_nothing_that_was_acknowledged(swarm: Swarm) 
 async def test_a_leave_is_known_at_once_and_moves_everything(swarm: Swarm) -> None:
     """A node that leaves has handed over its shards when it is gone, and its neighbours know within a second."""
     swarm.start_many(4)
-    await swarm.until(lambda: min(steps(swarm)) >= 4, within_s=60, what="4 steps everywhere")
-    leaver = max(swarm.running(), key=lambda host: len(host.living.exchange.store.owned))
+    await swarm.until(lambda: min(swarm.steps()) >= 4, within_s=60, what="4 steps everywhere")
+    leaver = max(swarm.running(), key=lambda host: len(host.exchange.store.owned))
     node_id = leaver.living.overlay.node_id
     node = leaver.living
     node.leave()
@@ -202,11 +139,11 @@ async def test_a_leave_is_known_at_once_and_moves_everything(swarm: Swarm) -> No
     assert leaver.task.result() == "leave"
     assert not node.exchange.store.owned
     assert not swarm.of("shards_taken_over")
-    await swarm.until(lambda: min(steps(swarm)) >= 15, within_s=200, what="the others go on")
-    await settle(swarm)
+    await swarm.until(lambda: min(swarm.steps()) >= 15, within_s=200, what="the others go on")
+    await swarm.settle()
 
     # The current step at its leave is in or out, each of its shards whole.
-    with_it, value = expected(swarm), swarm.value()
+    with_it, value = acknowledged(swarm), swarm.model()
     assert np.all((value == with_it) | (value == with_it + abandoned(leaver)))
 
 
@@ -215,7 +152,7 @@ async def test_a_leave_is_known_at_once_and_moves_everything(swarm: Swarm) -> No
 async def test_a_late_joiner_starts_where_the_others_are(swarm: Swarm) -> None:
     """A node that joins a running swarm has the vector and starts at the median step, within five seconds."""
     swarm.start_many(3)
-    await swarm.until(lambda: min(steps(swarm)) >= 20, within_s=120, what="20 steps everywhere")
+    await swarm.until(lambda: min(swarm.steps()) >= 20, within_s=120, what="20 steps everywhere")
     joiner = swarm.start("late", bootstrap="n2")
     await swarm.until(lambda: joiner.living.state in ("training", "waiting"), within_s=5, what="it trains")
 
@@ -226,11 +163,11 @@ async def test_a_late_joiner_starts_where_the_others_are(swarm: Swarm) -> None:
 async def test_a_killed_node_comes_back_under_a_new_incarnation(swarm: Swarm) -> None:
     """Restarted on its state directory, a killed node keeps its id, raises its incarnation, and catches up."""
     swarm.start_many(3)
-    await swarm.until(lambda: min(steps(swarm)) >= 6, within_s=60, what="6 steps everywhere")
+    await swarm.until(lambda: min(swarm.steps()) >= 6, within_s=60, what="6 steps everywhere")
     before = swarm.hosts["n1"].living
     node_id, incarnation = before.overlay.node_id, before.incarnation
     await swarm.kill("n1")
-    await swarm.until(lambda: min(steps(swarm)) >= 15, within_s=120, what="the others go on")
+    await swarm.until(lambda: min(swarm.steps()) >= 15, within_s=120, what="the others go on")
     again = swarm.start("n1", bootstrap="n0")
     await swarm.until(lambda: again.living.state in ("training", "waiting"), within_s=15, what="it trains again")
 
@@ -243,7 +180,7 @@ async def test_a_killed_node_comes_back_under_a_new_incarnation(swarm: Swarm) ->
 async def test_a_hung_trainer_is_announced_and_blocks_no_other(swarm: Swarm) -> None:
     """A node whose trainer hangs leaves samples and counts, the others continue, and it returns when it progresses."""
     swarm.start_many(4)
-    await swarm.until(lambda: min(steps(swarm)) >= 4, within_s=60, what="4 steps everywhere")
+    await swarm.until(lambda: min(swarm.steps()) >= 4, within_s=60, what="4 steps everywhere")
     hung = swarm.hosts["n2"]
     hung.trainer.hang()
     await swarm.until(lambda: hung.living.state == "stalled", within_s=40, what="it says so")
@@ -263,20 +200,20 @@ async def test_a_hung_trainer_is_announced_and_blocks_no_other(swarm: Swarm) -> 
 async def test_a_crashing_trainer_is_restarted(swarm: Swarm) -> None:
     """A trainer that crashes is started again from the last base, and no step is lost or doubled."""
     swarm.start_many(3)
-    await swarm.until(lambda: min(steps(swarm)) >= 3, within_s=60, what="3 steps everywhere")
+    await swarm.until(lambda: min(swarm.steps()) >= 3, within_s=60, what="3 steps everywhere")
     swarm.hosts["n1"].trainer.crash_next(2)
-    await swarm.until(lambda: min(steps(swarm)) >= 12, within_s=200, what="12 steps everywhere")
-    await settle(swarm)
+    await swarm.until(lambda: min(swarm.steps()) >= 12, within_s=200, what="12 steps everywhere")
+    await swarm.settle()
 
     assert swarm.hosts["n1"].trainer.starts == 3
-    np.testing.assert_array_equal(swarm.value(), expected(swarm))
+    np.testing.assert_array_equal(swarm.model(), acknowledged(swarm))
 
 
 @played_by(simulate, seed=20, barrier__method="bsp", training__min_nodes=3)
 async def test_a_paused_node_blocks_no_other_and_catches_up(swarm: Swarm) -> None:
     """A paused node leaves samples, keeps its shards, and resumes at the step of the others."""
     swarm.start_many(3)
-    await swarm.until(lambda: min(steps(swarm)) >= 3, within_s=60, what="3 steps everywhere")
+    await swarm.until(lambda: min(swarm.steps()) >= 3, within_s=60, what="3 steps everywhere")
     paused = swarm.hosts["n2"].living
     paused.pause()
     others = [swarm.hosts["n0"], swarm.hosts["n1"]]
@@ -294,7 +231,7 @@ async def test_a_paused_node_blocks_no_other_and_catches_up(swarm: Swarm) -> Non
 async def test_a_frozen_node_blocks_no_other_and_rejoins(swarm: Swarm) -> None:
     """A node whose machine stops for eight seconds: the others continue, and when it resumes all continue."""
     swarm.start_many(2)
-    await swarm.until(lambda: min(steps(swarm)) >= 5, within_s=60, what="5 steps everywhere")
+    await swarm.until(lambda: min(swarm.steps()) >= 5, within_s=60, what="5 steps everywhere")
     frozen = swarm.hosts["n1"].living.overlay.address
     swarm.network.pause(frozen)
     await asyncio.sleep(8.0)
@@ -303,7 +240,7 @@ async def test_a_frozen_node_blocks_no_other_and_rejoins(swarm: Swarm) -> None:
 
     def look() -> bool:
         standing.look()
-        return min(steps(swarm)) >= 40
+        return min(swarm.steps()) >= 40
 
     await swarm.until(look, within_s=120, what="all go on")
 
@@ -314,7 +251,7 @@ def sum_of_the_applied(swarm: Swarm) -> tuple[np.ndarray, int]:
     """What the owners' sets of applied deltas add up to, and how many shards of what was trained are not in them."""
     total = initial_vector(0, SIZE).astype(np.float64)
     missing = 0
-    stores = [host.living.exchange.store for host in swarm.running()]
+    stores = [host.exchange.store for host in swarm.running()]
     for shard, (start, stop) in enumerate(stores[0].bounds):
         (owned,) = [store.owned[shard] for store in stores if shard in store.owned]
         for host in swarm.running():
@@ -332,24 +269,24 @@ async def test_a_split_for_half_a_minute_ends_in_one_model(swarm: Swarm, *, meth
     """Three of six nodes split from the others: both sides continue, and what both acknowledged is in the model
     once."""
     swarm.start_many(6)
-    await swarm.until(lambda: min(steps(swarm)) >= 10, within_s=120, what="10 steps everywhere")
+    await swarm.until(lambda: min(swarm.steps()) >= 10, within_s=120, what="10 steps everywhere")
     hosts = [host.address for host in swarm.running()]
     swarm.network.partition(hosts[:3], hosts[3:])
     await asyncio.sleep(30.0)
-    during = steps(swarm)
+    during = swarm.steps()
     swarm.network.heal()
     began = swarm.clock.monotonic()
 
     def mended() -> bool:
-        stores = [host.living.exchange.store for host in swarm.running()]
+        stores = [host.exchange.store for host in swarm.running()]
         return sum(len(store.owned) for store in stores) == SHARDS and not any(store.superseded for store in stores)
 
     await asyncio.sleep(2.0)
     await swarm.until(mended, within_s=30, what="one owner for each shard")
     print(f"mended {swarm.clock.monotonic() - began:.1f} s after the split, steps {during}")
-    at = min(steps(swarm))
-    await swarm.until(lambda: min(steps(swarm)) >= at + 5, within_s=120, what="all go on")
-    await settle(swarm)
+    at = min(swarm.steps())
+    await swarm.until(lambda: min(swarm.steps()) >= at + 5, within_s=120, what="all go on")
+    await swarm.settle()
 
     assert min(during) >= 15  # both sides continued
     assert swarm.of("deltas_repaired")
@@ -357,11 +294,11 @@ async def test_a_split_for_half_a_minute_ends_in_one_model(swarm: Swarm, *, meth
     # A side that began a new era from a replica refuses deltas with an older base; nothing else is missing. One
     # whose answer the split cut off is refused there and in the model all the same: the other side had added it.
     value, missing = sum_of_the_applied(swarm)
-    np.testing.assert_array_equal(swarm.value(), value)
-    refused = sum(host.living.exchange.counters.refused for host in swarm.running())
+    np.testing.assert_array_equal(swarm.model(), value)
+    refused = sum(host.exchange.counters.refused for host in swarm.running())
     assert refused - SHARDS <= missing <= refused  # at most the shards of one delta
     if method == "bsp":
-        np.testing.assert_array_equal(swarm.value(), expected(swarm))
+        np.testing.assert_array_equal(swarm.model(), acknowledged(swarm))
 
 
 @pytest.mark.parametrize(("method", "seed"), [("pssp", 1), *more(("bsp", 2))])
@@ -375,7 +312,7 @@ def test_a_node_that_slept_goes_on_where_the_others_are(method: str, seed: int) 
         sleeper = copy_context()
         sleeper.run(OWNER.set, "n1")
         host = sleeper.run(lambda: swarm.start("n1", bootstrap="n0"))
-        await swarm.until(lambda: len(steps(swarm)) == 2 and min(steps(swarm)) >= 10, within_s=60, what="both train")
+        await swarm.until(lambda: len(swarm.steps()) == 2 and min(swarm.steps()) >= 10, within_s=60, what="both train")
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         swarm.network.pause(host.living.overlay.address)
@@ -393,11 +330,11 @@ def test_a_node_that_slept_goes_on_where_the_others_are(method: str, seed: int) 
                 if one.living.progress.step != step:
                     moved[one.name] = one.living.progress.step, swarm.clock.monotonic()
         assert host.living.progress.step > before + 20
-        await settle(swarm)
+        await swarm.settle()
         value, missing = sum_of_the_applied(swarm)
-        np.testing.assert_array_equal(swarm.value(), value)
+        np.testing.assert_array_equal(swarm.model(), value)
         # A backup may have what its owner has refused since: it was forwarded before the sleep.
-        assert missing <= sum(one.living.exchange.counters.refused for one in swarm.running())
+        assert missing <= sum(one.exchange.counters.refused for one in swarm.running())
 
     swarm = simulate(scenario, seed=seed, step_s=0.1, barrier__method=method, training__min_nodes=1)
     assert max(stands) < 2.0
@@ -420,7 +357,7 @@ def test_a_node_that_slept_for_some_steps_does_not_train_them_alone() -> None:
         sleeper.run(OWNER.set, "n1")
         host = sleeper.run(lambda: swarm.start("n1", bootstrap="n0"))
         swarm.start("n2", bootstrap="n0")
-        await swarm.until(lambda: len(steps(swarm)) == 3 and min(steps(swarm)) >= 5, within_s=60, what="all train")
+        await swarm.until(lambda: len(swarm.steps()) == 3 and min(swarm.steps()) >= 5, within_s=60, what="all train")
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         swarm.network.pause(host.living.overlay.address)
@@ -429,13 +366,12 @@ def test_a_node_that_slept_for_some_steps_does_not_train_them_alone() -> None:
         swarm.network.resume(host.living.overlay.address)
         before, others = host.living.progress.step, [swarm.hosts[name].living.progress for name in ("n0", "n2")]
         behind.append(min(progress.step for progress in others) - before)
-        assert host.trainer is not None
         trained = len(host.trainer.trained)
-        await swarm.until(lambda: min(steps(swarm)) > before + behind[0], within_s=30, what="it is where they are")
+        await swarm.until(lambda: min(swarm.steps()) > before + behind[0], within_s=30, what="it is where they are")
         assert len(host.trainer.trained) - trained <= 4
-        await settle(swarm)
+        await swarm.settle()
         value, _ = sum_of_the_applied(swarm)
-        np.testing.assert_array_equal(swarm.value(), value)
+        np.testing.assert_array_equal(swarm.model(), value)
 
     swarm = simulate(scenario, seed=4, barrier__method="pssp", training__min_nodes=3)
     print(behind)
@@ -454,7 +390,7 @@ def test_a_node_that_slept_while_another_died_goes_on_where_the_living_one_is() 
         sleeper.run(OWNER.set, "n1")
         host = sleeper.run(lambda: swarm.start("n1", bootstrap="n0"))
         swarm.start("n2", bootstrap="n0")
-        await swarm.until(lambda: len(steps(swarm)) == 3 and min(steps(swarm)) >= 5, within_s=60, what="all train")
+        await swarm.until(lambda: len(swarm.steps()) == 3 and min(swarm.steps()) >= 5, within_s=60, what="all train")
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         swarm.network.pause(host.living.overlay.address)
@@ -465,11 +401,10 @@ def test_a_node_that_slept_while_another_died_goes_on_where_the_living_one_is() 
         swarm.network.resume(host.living.overlay.address)
         before, other = host.living.progress.step, swarm.hosts["n0"].living.progress
         behind.append(other.step - before)
-        assert host.trainer is not None
         trained = len(host.trainer.trained)
         await swarm.until(lambda: host.living.progress.step >= before + behind[0], within_s=30, what="it is there")
         assert len(host.trainer.trained) - trained <= 2
-        await settle(swarm)
+        await swarm.settle()
 
     swarm = simulate(scenario, seed=4, barrier__method="pssp", training__min_nodes=3)
     print(behind)
@@ -481,7 +416,7 @@ def test_a_node_that_slept_while_another_died_goes_on_where_the_living_one_is() 
 async def test_another_model_is_refused_with_both_values(swarm: Swarm) -> None:
     """A joiner whose layout differs is refused, and the message names both sides' values."""
     swarm.start_many(2)
-    await swarm.until(lambda: min(steps(swarm)) >= 1, within_s=60, what="a step")
+    await swarm.until(lambda: min(swarm.steps()) >= 1, within_s=60, what="a step")
     swarm._make_trainer = lambda name: StubTrainer(name, SIZE + 1, start_s=0.3)
     odd = swarm.start("odd", bootstrap="n0")
     await swarm.until(lambda: odd.task.done(), within_s=20, what="it ends")
@@ -496,7 +431,7 @@ async def test_another_model_is_refused_with_both_values(swarm: Swarm) -> None:
 async def test_memory_is_checked_before_it_is_taken(swarm: Swarm) -> None:
     """A founder whose share cannot fit is refused; a joiner whose share fits, but not a larger one, is warned."""
     swarm.start_many(3)
-    await swarm.until(lambda: min(steps(swarm)) >= 1, within_s=60, what="a step")
+    await swarm.until(lambda: min(swarm.steps()) >= 1, within_s=60, what="a step")
     config = swarm.running()[0].living.config
     checkpoints = config.training.checkpoint_s > 0
     share, half = (budget(SIZE, config.exchange, nodes, checkpoints=checkpoints).to_come for nodes in (4, 2))
@@ -520,7 +455,7 @@ async def test_memory_is_checked_before_it_is_taken(swarm: Swarm) -> None:
 async def test_the_whole_swarm_comes_back_after_being_switched_off(swarm: Swarm) -> None:
     """All nodes killed and started again on their disks: the swarm continues from a checkpoint, not from zero."""
     swarm.start_many(3)
-    await swarm.until(lambda: min(steps(swarm)) >= 20, within_s=120, what="20 steps everywhere")
+    await swarm.until(lambda: min(swarm.steps()) >= 20, within_s=120, what="20 steps everywhere")
     for name in list(swarm.hosts):
         await swarm.kill(name)
     swarm.start_many(3)
@@ -529,6 +464,6 @@ async def test_the_whole_swarm_comes_back_after_being_switched_off(swarm: Swarm)
         within_s=60,
         what="all train again",
     )
-    await swarm.until(lambda: min(steps(swarm)) >= 25, within_s=60, what="they go on")
+    await swarm.until(lambda: min(swarm.steps()) >= 25, within_s=60, what="they go on")
 
     assert len({host.living.overlay.genesis for host in swarm.running()}) == 1

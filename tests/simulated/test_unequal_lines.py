@@ -14,11 +14,11 @@ from p2pnode.overlay.line.capacity import FLOOR_CLASSES, CapacityClass, class_of
 from p2pnode.status.events import EventRing
 from p2pnode.status.report import LoopDelay, StatusReport
 from p2pnode.training.encoding.codec_choice import CodecChoice
-from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.settings import ExchangeSettings
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.runner.stories import played_by
-from tests.harness.swarms.exchange_swarm import Member, World
+from tests.harness.swarms.exchange_swarm import World
+from tests.harness.swarms.simulated_swarm import play
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
 
@@ -29,42 +29,28 @@ SETTINGS = ExchangeSettings(codec="float32", shards=SHARDS, weight="sum", outer_
 
 
 def simulate(scenario: Callable[[World], Awaitable[None]]) -> None:
-    seed = 7
-    print(f"seed {seed}")
+    async def story(world: World) -> None:
+        await world.start("n0", founder=True)
+        for number in range(1, NODES):
+            await world.join(f"n{number}")
+        await settled(world)
+        await scenario(world)
 
-    async def main() -> None:
-        world = World(
-            seed,
-            settings=SETTINGS,
-            shards=SHARDS,
-            values=SHARDS * VALUES_PER_SHARD,
-            synchronous=False,
-            tenure_s=TENURE_S,
-        )
-        try:
-            founder = await world.start("n0", founder=True)
-            for number in range(1, NODES):
-                await exchange_of(await world.start(f"n{number}")).join(founder.contact)
-            await settled(world)
-            await scenario(world)
-        finally:
-            world.stop()
-
-    VirtualLoop().run(main(), limit_s=900)
-
-
-def exchange_of(member: Member) -> Exchange:
-    assert member.exchange is not None
-    return member.exchange
+    play(
+        story,
+        lambda: World(
+            7, settings=SETTINGS, shards=SHARDS, values=SHARDS * VALUES_PER_SHARD, synchronous=False, tenure_s=TENURE_S
+        ),
+    )
 
 
 def owners(world: World) -> dict[int, str]:
-    return {shard: member.name for member in world.running() for shard in exchange_of(member).store.owned}
+    return {shard: member.name for member in world.running() for shard in member.exchange.store.owned}
 
 
 def backups(world: World) -> Counter[str]:
     names = {member.contact.node_id: member.name for member in world.running()}
-    owned = [each for member in world.running() for each in exchange_of(member).store.owned.values()]
+    owned = [each for member in world.running() for each in member.exchange.store.owned.values()]
     return Counter(names[each.backup.node_id] for each in owned if each.backup is not None)
 
 
@@ -85,7 +71,7 @@ async def train(world: World, steps: range) -> None:
     delta = np.ones(world.manifest.layout.total, np.float32)
     for step in steps:
         reports = await asyncio.gather(
-            *(exchange_of(member).push(step, step - 1, 1.0, delta) for member in world.running())
+            *(member.exchange.push(step, step - 1, 1.0, delta) for member in world.running())
         )
         assert [(report.outstanding, report.refused) for report in reports] == [(0, {})] * NODES
         await asyncio.sleep(0.5)
@@ -96,11 +82,11 @@ def sent_states(world: World) -> Callable[[], Counter[str]]:
     counted: Counter[str] = Counter()
     carry = world.carry
 
-    def counting(source, to, name, *rest):  # type: ignore[no-untyped-def]
+    def counting(source, to, name, *rest):
         counted[source.name] += name == "state"
         carry(source, to, name, *rest)
 
-    world.carry = counting  # type: ignore[method-assign]
+    world.carry = counting
     return lambda: +counted
 
 
@@ -142,7 +128,7 @@ async def test_shards_follow_the_lines_and_leave_a_slow_node_once_without_a_copy
     kept = {shard for shard, name in before.items() if name != "n1"}
     assert not kept & {shard for shard, _, _ in moves}, "shards of other nodes moved"
     for member in world.running():
-        for owned in exchange_of(member).store.owned.values():
+        for owned in member.exchange.store.owned.values():
             assert owned.state.value.tolist() == [29.0 * NODES] * VALUES_PER_SHARD
 
 
@@ -196,7 +182,7 @@ def train_over(lines: list[float], values: int, *, within_s: float, done: Callab
             swarm.network.line(f"10.0.0.{number + 2}", rate)
         hosts = swarm.start_many(len(lines))
         await swarm.until(
-            lambda: all(host.living.exchange is not None for host in hosts) and done(hosts),
+            lambda: all(host.exchange is not None for host in hosts) and done(hosts),
             within_s=within_s,
             what="the nodes have found their place",
             every_s=1.0,
@@ -209,7 +195,6 @@ def train_over(lines: list[float], values: int, *, within_s: float, done: Callab
         assert found is not None
         assert found.codec == choice_of(hosts[-1]).codec
         for host in hosts:
-            assert host.task is not None
             host.task.cancel()
         await asyncio.gather(*(host.task for host in hosts if host.task is not None), return_exceptions=True)
         return hosts
@@ -218,8 +203,7 @@ def train_over(lines: list[float], values: int, *, within_s: float, done: Callab
 
 
 def choice_of(host: Host) -> CodecChoice:
-    assert host.living.exchange is not None
-    return host.living.exchange.codec
+    return host.exchange.codec
 
 
 def test_a_slow_node_whose_line_is_full_measures_it_and_owns_nothing() -> None:
@@ -228,7 +212,7 @@ def test_a_slow_node_whose_line_is_full_measures_it_and_owns_nothing() -> None:
     slow = 300_000.0
 
     def in_place(hosts: list[Host]) -> bool:
-        stores = [host.living.exchange.store for host in hosts if host.living.exchange is not None]
+        stores = [host.exchange.store for host in hosts if host.exchange is not None]
         last = hosts[-1].living.overlay.node_id
         backs = any(
             last in [each.node_id for each in owned.targets()] for store in stores for owned in store.owned.values()

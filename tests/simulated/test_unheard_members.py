@@ -98,7 +98,6 @@ async def test_all_count_all_and_take_places_of_their_own(shape: Callable[[Swarm
             assert peer.step >= steps[peer.node_id] - 2 * NODES
             assert peer.step_seconds > 0
             assert peer.samples > 0
-        assert host.exchange is not None
         assert host.exchange.view.counts.lasting() == []
     assert not swarm.of("peer_suspect")
     await swarm.stop()
@@ -115,7 +114,7 @@ async def test_the_deltas_of_a_step_weigh_one_together() -> None:
     )
     halved = [record for record in swarm.of("step") if record.fields["weight"] == 1 / 2]
     assert {record.node for record in halved} >= {f"n{number}" for number in range(1, NODES)}
-    store = swarm.hosts["n0"].living.exchange.store
+    store = swarm.hosts["n0"].exchange.store
     assert len(store.owned) == SHARDS
     for shard in store.owned:
         weights: dict[int, float] = defaultdict(float)
@@ -168,7 +167,7 @@ async def test_under_bsp_nobody_is_two_steps_ahead_of_a_node_that_it_does_not_he
     spread: list[int] = []
     for _ in range(400):
         await asyncio.sleep(0.05)
-        steps = [host.living.progress.step for host in swarm.running()]
+        steps = swarm.steps()
         spread.append(max(steps) - min(steps))
     assert min(steps) > 10
     assert max(spread[100:]) == 1

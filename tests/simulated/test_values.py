@@ -34,7 +34,7 @@ from p2pnode.training.values.store import (
 )
 from tests.harness.histories.value_histories import append
 from tests.harness.runner.stories import played_by
-from tests.harness.swarms.exchange_swarm import RETURNED_S
+from tests.harness.swarms.light_network import RETURNED_S
 from tests.harness.swarms.value_swarm import KEYS, SHARDS, Few, play
 
 
@@ -71,8 +71,6 @@ async def test_a_lone_server_answers_without_a_backup_and_the_next_one_has_all_o
     every value; then the first may die."""
     await few.start("a")
     worker = await few.world.start("w", founder=False)
-    assert worker.overlay is not None
-    assert worker.exchange is not None
     worker.overlay.eligible = False
     few.world.spread(worker)
     await asyncio.sleep(RETURNED_S[1])
@@ -85,7 +83,7 @@ async def test_a_lone_server_answers_without_a_backup_and_the_next_one_has_all_o
     assert all(owned.backup is None for owned in server.store.owned.values())
     assert not worker.exchange.store.backed
     await few.start("b")
-    few.world.kill("a")
+    await few.world.kill("a")
     async with asyncio.timeout(30.0):
         found = await few.store("w").get_many(KEYS)
     assert found == {key: Stamped(key, 3) for key in KEYS}
@@ -276,7 +274,7 @@ def test_an_owner_that_dies_loses_nothing_that_it_acknowledged() -> None:
         counting = asyncio.create_task(count())
         while done < 10:  # noqa: ASYNC110 - virtual time
             await asyncio.sleep(0.01)
-        few.world.kill("a")
+        await few.world.kill("a")
         await counting
         assert await few.store("c").get(key) == Stamped(40, 0)
 
@@ -314,13 +312,12 @@ async def test_a_shard_that_lost_both_copies_begins_empty(few: Few) -> None:
     await few.store("d").update([ValueUpdate(key, 1, 0, "add") for key in keys])
     await few.without_former_backups()
     owner = few.owner("k0")
-    assert owner.exchange is not None
     backup = owner.exchange.store.owned[shard_of(encode_key("k0"), SHARDS)].backup
     assert backup is not None
     other = next(one for one in few.world.running() if one.contact.node_id == backup.node_id)
     left = next(name for name in "abcd" if name not in (owner.name, other.name))
-    few.world.kill(owner.name)
-    few.world.kill(other.name)
+    await few.world.kill(owner.name)
+    await few.world.kill(other.name)
     found = await few.store(left).get_many(keys)
     await few.whole()
     lost = {fields["shard"] for fields in few.events("values_lost")}
@@ -339,7 +336,6 @@ async def test_values_survive_a_restart_of_all_nodes(few: Few) -> None:
     await few.store("a").update([ValueUpdate(f"k{number}", number, number, "add") for number in range(50)])
     saved = {}
     for member in few.world.running():
-        assert member.exchange is not None
         await member.exchange.close(1.0)
         exchange = member.exchange
         parts = shard_states.encode(
@@ -347,11 +343,10 @@ async def test_values_survive_a_restart_of_all_nodes(few: Few) -> None:
         )
         saved[member.name] = b"".join(parts)
     for name in "abc":
-        few.world.kill(name)
+        await few.world.kill(name)
     members = [await few.world.start(name) for name in "abc"]
     genesis = bytes.fromhex(few.world.manifest.genesis)
     for member in members:
-        assert member.exchange is not None
         states = shard_states.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0)
         member.exchange.rebalancer.delay_takeover(30.0)
         member.exchange.offer(0, [], states)
@@ -412,7 +407,7 @@ async def test_a_set_that_is_cancelled_leaves_nothing_that_waits(few: Few) -> No
     """Its owner has died unnoticed; the value is not set later, and the next set of the key is."""
     await few.start("a", "b", "c")
     key = few.key_of("a")
-    few.world.kill("a")
+    await few.world.kill("a")
     setting = asyncio.create_task(few.store("b").set(key, 1))
     await asyncio.sleep(0.5)
     setting.cancel()

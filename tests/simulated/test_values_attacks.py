@@ -14,7 +14,7 @@ from p2pnode.training.values.client import shard_of
 from p2pnode.training.values.encoding import decode_value, encode_key
 from p2pnode.training.values.store import Stamped, StoreUnavailable, ValueUpdate
 from tests.harness.runner.stories import played_by
-from tests.harness.swarms.exchange_swarm import Member
+from tests.harness.swarms.light_network import Member
 from tests.harness.swarms.value_swarm import SHARDS, Few, play
 
 KEYS = [f"k{number}" for number in range(200)]
@@ -44,7 +44,6 @@ async def test_nodes_that_leave_at_one_moment_lose_no_value(few: Few) -> None:
 
 def backup_of(few: Few, key: str) -> Member:
     owner = few.owner(key)
-    assert owner.exchange is not None
     backup = owner.exchange.store.owned[shard_of(encode_key(key), SHARDS)].backup
     assert backup is not None
     return next(one for one in few.world.running() if one.contact.node_id == backup.node_id)
@@ -69,11 +68,13 @@ async def test_a_set_that_owner_or_backup_dies_in_counts_once(few: Few, *, who: 
     }[moment]
     victim = "a" if who == "owner" else backup
     struck: list[float] = []
+    kills: list[asyncio.Task[None]] = []
 
     def strike(_source: str, target: str, request: str, _payload: bytes) -> None:
         if request == name and not struck and target in ("a", backup):
             struck.append(after_s)
-            asyncio.get_running_loop().call_later(after_s, few.world.kill, victim)
+            loop = asyncio.get_running_loop()
+            loop.call_later(after_s, lambda: kills.append(loop.create_task(few.world.kill(victim))))
 
     few.world.observers.append(strike)
     await few.store(other).update([ValueUpdate(key, 10, 0, "add"), ValueUpdate(key, 100, 0, "add")])
@@ -101,7 +102,6 @@ def test_two_nodes_that_join_at_once_get_their_shares() -> None:
         counting = asyncio.create_task(count())
         for name in ("c", "d"):
             member = await few.world.start(name)
-            assert member.exchange is not None
             await member.exchange.join(few.world.members["a"].contact)
 
         def shares() -> list[int]:
@@ -145,8 +145,7 @@ async def test_a_value_of_a_lower_term_than_was_seen_is_not_taken(few: Few, *, v
     else:
         assert await few.store("c").keys() == [key]
     assert asked.count("a") > 1
-    (now,) = few.owners(shard)
-    assert now.exchange is not None
+    (now,) = few.world.owners(shard)
     assert now.exchange.store.owned[shard].term > seen
 
 
@@ -156,8 +155,6 @@ async def test_a_node_that_may_own_nothing_takes_no_values_over(few: Few) -> Non
     starts again with its disk, they are as it wrote them."""
     await few.start("a")
     worker = await few.world.start("b")
-    assert worker.overlay is not None
-    assert worker.exchange is not None
     worker.overlay.eligible = False
     few.world.spread(worker)
     await worker.exchange.join(few.world.members["a"].contact)
@@ -168,13 +165,12 @@ async def test_a_node_that_may_own_nothing_takes_no_values_over(few: Few) -> Non
     assert before is not None
     parts = shard_states.encode(bytes.fromhex(before.manifest.genesis), before.store.states_to_save(), clean=False)
     saved = b"".join(parts)
-    few.world.kill("a")
+    await few.world.kill("a")
     with pytest.raises(StoreUnavailable, match="'k3'"):
         await few.store("b").get("k3")
     assert few.events("values_lost") == []
     assert not worker.exchange.store.owned
     again = await few.world.start("a")
-    assert again.exchange is not None
     again.exchange.offer(
         0, [], shard_states.decode(saved, bytes.fromhex(before.manifest.genesis), [(0, 0)] * SHARDS, 0)
     )
@@ -194,10 +190,9 @@ async def test_a_swarm_that_is_killed_goes_on_from_the_newest_copies_on_its_disk
     for number, name in enumerate("bcab"):
         await few.store("a").update([ValueUpdate(key, 1, number, "add") for key in keys[number:]])
         exchange = few.world.members[name].exchange
-        assert exchange is not None
         saved[name] = b"".join(shard_states.encode(genesis, exchange.store.states_to_save(), clean=False))
     for name in names:
-        few.world.kill(name)
+        await few.world.kill(name)
 
     newest: dict[int, dict[bytes, TableEntry]] = {}
     for raw in saved.values():
@@ -211,7 +206,6 @@ async def test_a_swarm_that_is_killed_goes_on_from_the_newest_copies_on_its_disk
     assert len(newest) == SHARDS
     members = [await few.world.start(name) for name in names]
     for member in members:
-        assert member.exchange is not None
         member.exchange.rebalancer.delay_takeover(30.0)
         states = shard_states.decode(saved[member.name], genesis, [(0, 0)] * SHARDS, 0)
         member.exchange.offer(0, [], states)

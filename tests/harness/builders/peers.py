@@ -20,4 +20,4 @@ def contact(node_id: bytes, port: int = 8468) -> Contact:
 
 def heartbeat(node_id: bytes = b"n" * 20, **changes: object) -> Heartbeat:
     values: dict[str, object] = {"incarnation": 1, "boot_id": 7, "port": 8468, **changes}
-    return Heartbeat(node_id, **values)  # type: ignore[arg-type]
+    return Heartbeat(node_id, **values)

@@ -15,7 +15,7 @@ def small_plan(method: str, nodes: int, sample: int, **changes: Any) -> Plan:
     """Twenty seconds of a small swarm; `changes` are fields of the plan, or texts of its step times and stragglers."""
     print(f"seed {SEED}")
     barrier = BarrierSettings(
-        method=method,  # type: ignore[arg-type]
+        method=method,
         sample=sample,
         staleness=changes.pop("staleness", 2),
         quantile=changes.pop("quantile", 1.0),

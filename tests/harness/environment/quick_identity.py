@@ -41,7 +41,7 @@ def quick_identities() -> Iterator[None]:
     def from_seed(seed: bytes) -> Identity:
         public_key = hashlib.blake2b(seed, digest_size=32, person=b"public").digest()
         secrets[public_key] = seed
-        made = _QuickIdentity(node_id_of(public_key), public_key, None)  # type: ignore[arg-type]
+        made = _QuickIdentity(node_id_of(public_key), public_key, None)
         object.__setattr__(made, "secrets", secrets)
         return made
 

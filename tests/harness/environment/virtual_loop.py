@@ -192,7 +192,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _is_stalled(self, handle: asyncio.Handle) -> bool:
         """Whether the handle has to wait; if so it is scheduled for the end of the stall."""
-        until = self._stalls.get(handle._context.get(OWNER), 0.0)  # type: ignore[attr-defined]
+        until = self._stalls.get(handle._context.get(OWNER), 0.0)
         if until <= self._now:
             return False
         # In a context of its own: one that is entered cannot be entered by what runs inside it.
@@ -201,7 +201,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _run_late(self, handle: asyncio.Handle) -> None:
         if not handle.cancelled() and not self._is_stalled(handle):
-            handle._run()  # type: ignore[attr-defined]
+            handle._run()
 
     def create_task(self, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
         self._tasks_made += 1
@@ -211,7 +211,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
         handle = _Ready(callback, args, self, context)
-        self._ready.append(handle)  # type: ignore[attr-defined]
+        self._ready.append(handle)
         return handle
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
@@ -229,7 +229,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         """Turns until the loop is stopped: jump to the next timer if nothing is ready, then run what is."""
-        ready, timers = self._ready, self._timers  # type: ignore[attr-defined]
+        ready, timers = self._ready, self._timers
         while True:
             self._turns += 1
             if self._turns % COLLECT_TURNS == 0:

@@ -36,7 +36,7 @@ from tests.harness.environment.simulated import digest
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.histories.conservation_plan import Tally
 from tests.harness.histories.history_checks import HistoryChecks
-from tests.harness.swarms.exchange_swarm import Links
+from tests.harness.swarms.light_network import Links
 
 #: Steps of every worker after all nodes have been switched off and on.
 STEPS_AFTER = 3
@@ -90,7 +90,7 @@ class History(HistoryChecks):
         for member in self.world.running():
             self._save(member, clean=True)
         for name in names:
-            self.world.kill(name)
+            await self.world.kill(name)
         await asyncio.sleep(1.0)
         self.pushing = self.world.training = True
         self.resumed_by = names[0]
@@ -136,7 +136,7 @@ def play(seed: int, nodes: int = 50, robust: Robust = "") -> Tally:
         finally:
             for task in history._tasks:
                 task.cancel()
-            history.world.stop()
+            await history.world.stop()
 
     VirtualLoop().run(main(), limit_s=3600)
     return found[0]

@@ -14,7 +14,7 @@ from p2pnode.training.encoding.table import CODECS
 from p2pnode.training.settings import ExchangeSettings
 from p2pnode.training.shards.robust import Robust
 from tests.harness.builders.codec_kinds import KINDS
-from tests.harness.swarms.exchange_swarm import Links
+from tests.harness.swarms.light_network import Links
 
 SHARDS = 4
 VALUES = 16

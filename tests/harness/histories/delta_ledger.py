@@ -132,9 +132,9 @@ class Ledger:
                 self._weigh((shard, item.identity), item.weight, momentum=item.momentum)
             add(shard, item, state)
 
-        deltas.accept = accepted  # type: ignore[method-assign]
-        outbox.note_answer = counted  # type: ignore[method-assign]
-        store.add = weighed  # type: ignore[method-assign]
+        deltas.accept = accepted
+        outbox.note_answer = counted
+        store.add = weighed
         return sent
 
     def trained(self, sent: Sent, own: Vector) -> None:

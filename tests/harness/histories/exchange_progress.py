@@ -34,7 +34,7 @@ class Standing:
         now = self._swarm.clock.monotonic()
         for host in self._swarm.running():
             seen, step, replica = self._seen[host.name], _whole_step(host), _replica(host)
-            bounds = host.living.exchange.store.bounds
+            bounds = host.exchange.store.bounds
             is_fresh = all((replica[start:stop] != seen.replica[start:stop]).any() for start, stop in bounds)
             self.longest_s = max(self.longest_s, now - seen.since_s)
             if step > seen.step and is_fresh:
@@ -42,7 +42,7 @@ class Standing:
 
 
 def _replica(host: Host) -> Vector:
-    return host.living.exchange.replica.vector.copy()
+    return host.exchange.replica.vector.copy()
 
 
 def _whole_step(host: Host) -> int:

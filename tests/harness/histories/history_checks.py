@@ -15,7 +15,7 @@ from p2pnode.training.exchange.store.replica import NO_POSITION, Position
 from p2pnode.training.shards.state import ShardState
 from tests.harness.histories.conservation_plan import SHARDS
 from tests.harness.histories.history_faults import HistoryFaults
-from tests.harness.swarms.exchange_swarm import Member
+from tests.harness.swarms.light_network import Member
 
 #: Within this time after the last fault every shard has an owner and a backup, and no delta is in an outbox.
 QUIET_S = 30.0
@@ -52,7 +52,6 @@ class HistoryChecks(HistoryFaults):
         members = self.world.running()
         for member in members:
             exchange = member.exchange
-            assert exchange is not None
             if exchange.outbox.steps:
                 return f"{member.name} has steps {exchange.outbox.steps} in its outbox"
             # Where an owner cannot tell what it has, a copy waits for another owner, as long as the log reaches.
@@ -65,7 +64,6 @@ class HistoryChecks(HistoryFaults):
             if len(owners) != 1:
                 return f"shard {shard} is owned by {[one.name for one in owners]}"
             (owner,) = owners
-            assert owner.exchange is not None
             owned = owner.exchange.store.owned[shard]
             if owned.backup is None or owned.moving or owned.learner is not None:
                 return f"shard {shard} of {owner.name} moves or has no backup"
@@ -77,7 +75,6 @@ class HistoryChecks(HistoryFaults):
 
     async def _check(self) -> None:
         for member in self.world.running():
-            assert member.exchange is not None
             self.ledger.check_node(member.contact.node_id, member.starts, member.exchange)
             if member.exchange.counters.publication_mismatches:
                 raise self.ledger.broken(f"{member.name} has followed a publication to other bits than its owner's")
@@ -85,7 +82,6 @@ class HistoryChecks(HistoryFaults):
         await self._quiet()
         for shard in range(SHARDS):
             owner, state = self._owner(shard)
-            assert owner.exchange is not None
             owned = owner.exchange.store.owned[shard]
             backup = self.world.members[self.names[owned.backup.node_id]].exchange if owned.backup else None
             if backup is None or (copy := backup.store.backed[shard].state) is None:
@@ -149,7 +145,6 @@ class HistoryChecks(HistoryFaults):
                 owner, state = self._owner(shard)
                 apart, largest = np.abs(mine - state.value).max(), np.abs(state.value).max()
                 # A sparse publication leaves most of a value for later; the owner has chosen its codec.
-                assert owner.exchange is not None
                 is_partial = CODECS[pull_codec(self.plan.settings, owner.exchange.codec.codec)].is_partial
                 if not is_partial and apart > PUBLISHED_APART * largest + 0.1:
                     raise self.ledger.broken(f"{name} follows shard {shard} of {owner.name} {apart} apart")
@@ -169,7 +164,6 @@ class HistoryChecks(HistoryFaults):
         """Whether a node that has pulled changes until now holds what is published of the owner's present version: then
         nothing is new for it, although it pulls whole values now."""
         owner, state = self._owner(shard)
-        assert owner.exchange is not None
         publication, replica = owner.exchange.publisher._publications.get(shard), exchange.replica
         if publication is None or publication.published.source.version != state.version:
             return False
@@ -178,6 +172,5 @@ class HistoryChecks(HistoryFaults):
 
 def _waiting(member: Member) -> list[int]:
     """The shards for which a node has deltas in its outbox."""
-    assert member.exchange is not None
     deliveries = member.exchange.sent.deliveries.values()
     return sorted({shard for delivery in deliveries for shard in delivery.unacknowledged})

@@ -14,7 +14,8 @@ from tests.harness.environment.simulated import Record
 from tests.harness.environment.virtual_loop import START_S
 from tests.harness.histories.conservation_plan import SHARDS
 from tests.harness.histories.history_nodes import HistoryNodes
-from tests.harness.swarms.exchange_swarm import GENESIS, Member, World
+from tests.harness.swarms.exchange_swarm import GENESIS, World
+from tests.harness.swarms.light_network import Member
 
 
 class HistoryFaults(HistoryNodes):
@@ -51,7 +52,6 @@ class HistoryFaults(HistoryNodes):
     def may_crash(self, member: Member) -> bool:
         """Whether the guarantee covers its crash, as far as the owners know."""
         exchange = member.exchange
-        assert exchange is not None
         if exchange.store.superseded:
             return False
         running = self.world.running()
@@ -62,7 +62,6 @@ class HistoryFaults(HistoryNodes):
             if not owners:
                 return False
             for one in owners:
-                assert one.exchange is not None
                 owned = self._owned_at(one.exchange, shard)
                 assert owned is not None
                 involved = one is member or (owned.backup and owned.backup.node_id == member.contact.node_id)
@@ -87,7 +86,6 @@ class HistoryFaults(HistoryNodes):
         return exchange is not None and self._owned_at(exchange, shard) is not None
 
     def _complete(self, owner: Member, shard: int) -> bool:
-        assert owner.exchange is not None
         owned = self._owned_at(owner.exchange, shard)
         if owned is None or owned.backup is None:
             return False
@@ -149,7 +147,7 @@ class HistoryFaults(HistoryNodes):
             case "crash" | "restart":
                 self._fault(what, [name], self._shards_of(name))
                 self.clocks.stop(name)
-                world.kill(name)
+                await world.kill(name)
                 after_s = chance.uniform(0.1, 2.5) if what == "restart" else chance.uniform(4.0, 12.0)
                 if what == "restart" or chance.random() < 0.6:
                     self._later(after_s, partial(self._again, name, works))
@@ -221,7 +219,7 @@ class HistoryFaults(HistoryNodes):
             if member.exchange is not exchange:
                 return
             if not exchange.store.owned and not exchange.outbox.steps and self.may_crash(member):
-                self.world.kill(name, left=True)
+                await self.world.kill(name, left=True)
                 self._fault("left", [], [])
                 return
             await asyncio.sleep(0.5)

@@ -24,7 +24,8 @@ from p2pnode.training.shards.robust import Robust
 from tests.harness.histories.conservation_plan import SHARDS, VALUES, Plan, Tally, delta_of
 from tests.harness.histories.delta_ledger import Ledger, Sent
 from tests.harness.histories.progress_clocks import STEP_MOST_S, ProgressClocks
-from tests.harness.swarms.exchange_swarm import Member, World
+from tests.harness.swarms.exchange_swarm import World
+from tests.harness.swarms.light_network import Member
 
 #: What the trainer leaves in its memory when a push has ended.
 OVERWRITTEN = 777.0
@@ -66,7 +67,6 @@ class HistoryNodes:
         member = await self.world.start(name, founder=founder and not resumes)
         self.names[member.contact.node_id] = name
         exchange = member.exchange
-        assert exchange is not None
         sent = self.ledger.watch(name, member.contact.node_id, member.starts, exchange)
         self._time_acknowledgements(name, exchange)
         if self.plan.settings.codec == "auto":
@@ -91,10 +91,9 @@ class HistoryNodes:
             if result.status == "ok":
                 self.clocks.acknowledged(name, result.shard, self._now())
 
-        outbox.note_answer = counted  # type: ignore[method-assign]
+        outbox.note_answer = counted
 
     def _draw_codecs(self, member: Member, sent: Sent) -> None:
-        assert member.exchange is not None
         choice = member.exchange.codec
         chance = random.Random(f"{self.world.seed}/{member.name}/{member.starts}/codecs")
 
@@ -103,12 +102,10 @@ class HistoryNodes:
             sent.codecs[max(sent.steps)] = choice.codec
             return choice.codec != former
 
-        choice.decide = drawn  # type: ignore[method-assign]
+        choice.decide = drawn
 
     async def _live(self, member: Member, sent: Sent, *, founder: bool, works: bool, resumes: int) -> None:
         exchange, overlay = member.exchange, member.overlay
-        assert exchange is not None
-        assert overlay is not None
         if founder:
             if resumes:
                 await exchange.resume(resumes, 5.0)
@@ -134,8 +131,6 @@ class HistoryNodes:
 
     async def _work(self, member: Member, sent: Sent) -> None:
         exchange, overlay = member.exchange, member.overlay
-        assert exchange is not None
-        assert overlay is not None
         chance = random.Random(f"{self.world.seed}/{member.name}/{member.starts}/steps")
         step = exchange.view.median_step()
         exchange.begin_at(step)
@@ -176,8 +171,6 @@ class HistoryNodes:
     async def _exchange(self, member: Member, sent: Sent, step: int, base: int, weight: float, memory: Vector) -> None:
         """One step but its training: push and pull. The trainer's memory is overwritten as soon as it may be."""
         exchange, overlay, progress = member.exchange, member.overlay, sent.progress
-        assert exchange is not None
-        assert overlay is not None
         assert progress is not None
 
         def keep_the_rest() -> None:
@@ -203,7 +196,6 @@ class HistoryNodes:
     def _save(self, member: Member, *, clean: bool = False) -> None:
         """Write what a checkpoint of this node has."""
         exchange = member.exchange
-        assert exchange is not None
         held = exchange.store.states_to_save()
         parts = shard_states.encode(bytes.fromhex(exchange.manifest.genesis), held, clean=clean)
         replica = exchange.replica

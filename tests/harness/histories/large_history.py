@@ -42,13 +42,14 @@ from p2pnode.training.layout import shard_bounds
 from p2pnode.training.settings import BarrierSettings
 from p2pnode.training.shards.applied import DeltaId
 from tests.harness.environment.simulated import ListLog
-from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.histories.delta_ledger import Sent
 from tests.harness.histories.large_plan import LargePlan, LargeTally
 from tests.harness.histories.large_replicas import LargeReplicas, owners_of
 from tests.harness.histories.progress_clocks import STEP_MOST_S, ProgressClocks
 from tests.harness.histories.view_ledger import ViewLedger
-from tests.harness.swarms.exchange_swarm import Links, Member, World
+from tests.harness.swarms.exchange_swarm import World
+from tests.harness.swarms.light_network import Links, Member
+from tests.harness.swarms.simulated_swarm import play
 
 #: So long until all have joined and the shards have spread; and until all is quiet after the last step.
 SPREAD_S, QUIET_S = 300.0, 60.0
@@ -109,7 +110,6 @@ class LargeHistory:
     async def _start(self, name: str, *, founder: bool = False) -> None:
         member = await self.world.start(name, founder=founder)
         exchange = member.exchange
-        assert exchange is not None
         self._names[member.contact.node_id] = name
         sent = self.ledger.watch(name, member.contact.node_id, member.starts, exchange)
         self._time_acknowledgements(name, exchange)
@@ -124,12 +124,10 @@ class LargeHistory:
             if result.status == "ok":
                 self.clocks.acknowledged(name, result.shard, self._now())
 
-        outbox.note_answer = counted  # type: ignore[method-assign]
+        outbox.note_answer = counted
 
     async def _live(self, member: Member, sent: Sent, *, founder: bool) -> None:
         exchange, overlay = member.exchange, member.overlay
-        assert exchange is not None
-        assert overlay is not None
         if not founder:
             overlay.eligible, overlay.activity = False, Activity.JOINING
             while True:
@@ -149,11 +147,9 @@ class LargeHistory:
 
     async def _train(self, member: Member, sent: Sent) -> None:
         exchange, overlay = member.exchange, member.overlay
-        assert exchange is not None
-        assert overlay is not None
         chance = random.Random(f"{self.seed}/{member.name}/{member.starts}/steps")
         clock, node_id = self.world.clock, member.contact.node_id
-        gate = BarrierWaiter(overlay, self.barrier, self._barrier_settings, clock)  # type: ignore[arg-type]
+        gate = BarrierWaiter(overlay, self.barrier, self._barrier_settings, clock)
         gate.exclude(exchange.view.score.is_quarantined)
         step = exchange.view.median_step()
         exchange.begin_at(step)
@@ -204,11 +200,10 @@ class LargeHistory:
             while not self._may_crash(member):
                 self.tally.postponed += 1
                 await asyncio.sleep(LOOK_S)
-            assert member.exchange is not None
             struck = [*member.exchange.store.owned, *member.exchange.store.backed]
             self.clocks.stop(victim)
             self.clocks.struck([], struck, self.world.clock.monotonic())
-            self.world.kill(victim)
+            await self.world.kill(victim)
             self.tally.crashed += 1
             if self.chance.random() < 0.5:
                 self._tasks.append(asyncio.create_task(self._again(victim), name="fault"))
@@ -224,7 +219,6 @@ class LargeHistory:
     def _may_crash(self, member: Member) -> bool:
         """Whether the guarantee covers its crash, as far as the owners know (`HistoryFaults.may_crash`)."""
         exchange = member.exchange
-        assert exchange is not None
         if exchange.store.superseded:
             return False
         exchanges = {one.contact.node_id: one.exchange for one in self.world.running() if one.exchange is not None}
@@ -307,7 +301,6 @@ class LargeHistory:
 
     def _unquiet(self) -> str:
         for member in self.world.running():
-            assert member.exchange is not None
             if steps := member.exchange.outbox.steps:
                 return f"{member.name} has steps {steps} in its outbox"
             if member.exchange.store.superseded:
@@ -318,7 +311,6 @@ class LargeHistory:
         """Which shard has not one owner and its backup."""
         owners: dict[int, list[Member]] = {}
         for member in self.world.running():
-            assert member.exchange is not None
             for shard in member.exchange.store.owned:
                 owners.setdefault(shard, []).append(member)
         for shard in range(self.plan.shards):
@@ -326,7 +318,6 @@ class LargeHistory:
             if len(theirs) != 1:
                 return f"shard {shard} is owned by {[one.name for one in theirs]}"
             (owner,) = theirs
-            assert owner.exchange is not None
             owned = owner.exchange.store.owned[shard]
             if owned.backup is None or owned.moving or owned.learner is not None:
                 return f"shard {shard} of {owner.name} moves or has no backup"
@@ -342,7 +333,6 @@ class LargeHistory:
         members = self.world.running()
         exchanges = {member.name: member.exchange for member in members if member.exchange is not None}
         for member in members:
-            assert member.exchange is not None
             self.ledger.check_node(member.contact.node_id, member.starts, member.exchange)
         # One after the other: every answer is held in memory.
         for one in exchanges.values():
@@ -377,21 +367,20 @@ class LargeHistory:
         tally.peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return tally
 
-    def end(self) -> None:
+    async def stop(self) -> None:
         """Cancel everything."""
         for task in self._tasks:
             task.cancel()
-        self.world.stop()
+        await self.world.stop()
 
 
 def play_large(seed: int, plan: LargePlan) -> LargeTally:
     """One history. Raises `Broken` when an invariant does not hold."""
 
-    async def main() -> LargeTally:
-        history = LargeHistory(seed, plan)
-        try:
-            return await history.play()
-        finally:
-            history.end()
+    tallies: list[LargeTally] = []
 
-    return VirtualLoop().run(main(), limit_s=7200)
+    async def story(history: LargeHistory) -> None:
+        tallies.append(await history.play())
+
+    play(story, lambda: LargeHistory(seed, plan), limit_s=7200)
+    return tallies[0]

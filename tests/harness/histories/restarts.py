@@ -67,7 +67,7 @@ class Restart:
 
 def counted(swarm: Swarm) -> np.ndarray:
     """Deltas that the owners' values have, int[shards, nodes]."""
-    value = swarm.value() - initial_vector(0, SHARDS * WIDTH)
+    value = swarm.model() - initial_vector(0, SHARDS * WIDTH)
     return np.rint(value.reshape(SHARDS, WIDTH)[:, :NODES]).astype(int)
 
 
@@ -93,21 +93,12 @@ def on_disks(swarm: Swarm) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(np.array(found).reshape(-1, SHARDS, WIDTH)[:, :, :NODES]).astype(int), np.array(reached)
 
 
-async def _pause(swarm: Swarm) -> None:
-    for host in swarm.running():
-        host.living.pause()
-    await asyncio.sleep(8.0)
-
-
 async def _restart(swarm: Swarm, seed: int, spread_s: float, checkpoint_s: float, *, shows: bool) -> Restart:
     chance = random.Random(f"{seed}/restart")
     swarm.start_many(NODES, training__checkpoint_s=checkpoint_s)
     names = list(swarm.hosts)
 
-    def steps() -> list[int]:
-        return [host.living.progress.step for host in swarm.running()]
-
-    await swarm.until(lambda: min(steps()) >= 3, within_s=60, what="steps everywhere")
+    await swarm.until(lambda: min(swarm.steps()) >= 3, within_s=60, what="steps everywhere")
     await asyncio.sleep(chance.uniform(checkpoint_s, 4 * checkpoint_s))
     before = counted(swarm)
     for name in names:
@@ -125,7 +116,7 @@ async def _restart(swarm: Swarm, seed: int, spread_s: float, checkpoint_s: float
         lambda: all(len(host.trainer.trained) >= 5 for host in swarm.running()), within_s=120, what="all train again"
     )
     await asyncio.sleep(10.0)
-    await _pause(swarm)
+    await swarm.settle()
     after = counted(swarm)
     since = np.array([len(swarm.hosts[name].trainer.trained) for name in names])
     missing = before + since[None, :] - after

@@ -41,7 +41,8 @@ from tests.harness.histories.conservation import History
 from tests.harness.histories.conservation_plan import SHARDS, Tally
 from tests.harness.histories.delta_ledger import Sent
 from tests.harness.swarms.decoded_values import DecodedValues
-from tests.harness.swarms.exchange_swarm import Member, World
+from tests.harness.swarms.exchange_swarm import World
+from tests.harness.swarms.light_network import Member
 
 LISTS = [f"list{number}" for number in range(4)]
 COUNTS = ["count0", "count1"]
@@ -95,7 +96,7 @@ class ValueHistory(History):
         plan = self.plan
         self.world = World(seed, settings=plan.settings, shards=SHARDS, values=0, synchronous=False)
         self.world.observers.append(self._on_request)
-        self.ledger = _NoLedger(f"seed {seed}")  # type: ignore[assignment]
+        self.ledger = _NoLedger(f"seed {seed}")
         self.acknowledged: dict[str, list[tuple[Any, ...]]] = {key: [] for key in LISTS}
         self.made: dict[str, dict[tuple[Any, ...], None]] = {key: {} for key in LISTS}
         self.counts: dict[str, list[int]] = {key: [0, 0] for key in COUNTS}
@@ -106,7 +107,6 @@ class ValueHistory(History):
 
     async def start(self, name: str, *, founder: bool = False, works: bool = False, resumes: int = 0) -> Member:
         member = await super().start(name, founder=founder, works=works, resumes=resumes)
-        assert member.exchange is not None
         # Not every node has a script.
         if name != "n1":
             member.exchange.values.on_pull(append)
@@ -117,7 +117,6 @@ class ValueHistory(History):
 
     async def _work(self, member: Member, sent: Sent) -> None:
         exchange = member.exchange
-        assert exchange is not None
         chance = random.Random(f"{self.world.seed}/{member.name}/{member.starts}/updates")
         calls: dict[asyncio.Task[None], None] = {}
         number = 0
@@ -127,7 +126,7 @@ class ValueHistory(History):
             call = asyncio.create_task(self._call(member, exchange, number, chance.random(), chance))
             calls[call] = None
             call.add_done_callback(lambda done: calls.pop(done, None))
-            member.overlay.tasks[call] = None  # type: ignore[union-attr]
+            member.overlay.tasks[call] = None
             self.tally.steps += 1
         while calls:
             await asyncio.wait(calls)
@@ -202,7 +201,6 @@ class ValueHistory(History):
 
     async def _calm(self) -> None:
         for member in self.world.running():
-            assert member.exchange is not None
             member.exchange.values.on_pull(append)
         await super()._calm()
 
@@ -217,7 +215,6 @@ class ValueHistory(History):
         members = self.world.running()
         tables = {}
         for member in members:
-            assert member.exchange is not None
             values = DecodedValues(member.exchange.values)
             tables[member.name] = {key: await values.get(key) for key in await values.keys()}
         first = tables[members[0].name]
@@ -259,7 +256,6 @@ class ValueHistory(History):
     def _check_backups(self) -> None:
         for shard in range(SHARDS):
             owner, state = self._owner(shard)
-            assert owner.exchange is not None
             backup = owner.exchange.store.owned[shard].backup
             member = None if backup is None else self.world.members[self.names[backup.node_id]]
             if member is None or member.exchange is None or (copy := member.exchange.store.backed[shard].state) is None:
@@ -285,7 +281,7 @@ def play(seed: int, nodes: int = 5) -> ValueHistory:
         finally:
             for task in history._tasks:
                 task.cancel()
-            history.world.stop()
+            await history.world.stop()
 
     VirtualLoop().run(main(), limit_s=3600)
     return found[0]

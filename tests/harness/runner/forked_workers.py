@@ -85,7 +85,7 @@ class Controller:
         #: When each worker has sent something last.
         self._heard: dict[Connection, float] = {}
         self._started = 0
-        self._base = self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        self._base = self._config._tmp_path_factory.getbasetemp()
 
     def run(self) -> None:
         # Tests of several modules run at once: a line per module would change with every test.
@@ -222,7 +222,7 @@ class Worker:
             with contextlib.suppress(BaseException):
                 for child in multiprocessing.active_children():
                     child.kill()  # it may have the other end of what an exit function waits for
-                threading._shutdown()  # type: ignore[attr-defined]
+                threading._shutdown()
                 atexit._run_exitfuncs()
             os._exit(code)
 
@@ -238,7 +238,7 @@ class Worker:
         capture.stop_global_capturing()
         capture.start_global_capturing()
         self._base.mkdir(mode=0o700)
-        self._config._tmp_path_factory._basetemp = self._base  # type: ignore[attr-defined]
+        self._config._tmp_path_factory._basetemp = self._base
 
     def _run(self) -> None:
         items, session = self._session.items, self._session

@@ -37,8 +37,8 @@ def at_the_root(handler: logging.Handler, level: int | None = None) -> Iterator[
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
     asks = "caplog" in getattr(item, "fixturenames", ())
-    capture.catching_logs = FULL if asks else at_the_root  # type: ignore[misc,assignment]
+    capture.catching_logs = FULL if asks else at_the_root
     try:
         return (yield)
     finally:
-        capture.catching_logs = FULL  # type: ignore[misc]
+        capture.catching_logs = FULL

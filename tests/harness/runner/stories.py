@@ -92,5 +92,5 @@ def _test(
         call(given)
 
     parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in wanted]
-    test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    test.__signature__ = inspect.Signature(parameters)
     return test

@@ -26,7 +26,7 @@ from p2pnode.training.trainer_link.record_messages import (
     TaskTrained,
 )
 from tests.harness.environment.memory_store import MemoryStore, StoreContents
-from tests.harness.environment.virtual_loop import VirtualLoop
+from tests.harness.swarms.simulated_swarm import play
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import StubTrainer
 
@@ -60,13 +60,11 @@ class RecordTrainer(StubTrainer):
 
     async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         hello = await super().start(restore, resume=resume)
-        assert self.send_to_daemon is not None
         self._task = None
         self.send_to_daemon(RecordsOpened())
         return hello
 
     async def train(self, order: StepOrder) -> StepReport:
-        assert self.send_to_daemon is not None
         drawn = await self._draw()
         report = await super().train(order)
         places = [(task.pass_number, task.task, place) for task, place in drawn]
@@ -98,13 +96,11 @@ class RecordTrainer(StubTrainer):
         return drawn
 
     def _give_up(self, task: RecordTask) -> None:
-        assert self.send_to_daemon is not None
         missing = self.cannot_read[task.task]
         self.send_to_daemon(RecordsUnreadable(task.task, task.attempt, "cannot be read (stub)", missing))
         self._task = None
 
     async def _ask(self, *, wait: bool) -> RecordsGranted:
-        assert self.send_to_daemon is not None
         self._number += 1
         self.granted.clear()
         self.send_to_daemon(RecordsWanted(self._number, wait))
@@ -194,28 +190,21 @@ def simulate(
     **settings: Any,
 ) -> DispatchSwarm:
     """Run a scenario; `settings` are of `[dispatch]`."""
-    print(f"seed {seed}")
-    worlds = []
+    given = {"passes": 2, **settings}
 
-    async def main() -> None:
-        given = {"passes": 2, **settings}
-        swarm = DispatchSwarm(
+    def make() -> DispatchSwarm:
+        return DispatchSwarm(
             seed=seed,
             files=dataset(chunks, records),
             settings={f"dispatch.{key}": value for key, value in given.items()},
             lease_s=lease_s,
             loss=loss,
         )
-        worlds.append(swarm)
-        try:
-            await scenario(swarm)
-        finally:
-            await swarm.stop()
 
     with mock.patch.multiple(MasterService, rules=rules, chunks_per_task=chunks_per_task):
-        VirtualLoop().run(main(), limit_s=limit_s)
-    assert worlds[0].of("service_failed") == []
-    return worlds[0]
+        swarm = play(scenario, make, limit_s=limit_s)
+    assert swarm.of("service_failed") == []
+    return swarm
 
 
 def every_place(passes: int, chunks: int = 30, records: int = 5, chunks_per_task: int = 2) -> Counter[Place]:

@@ -73,7 +73,7 @@ class Churn:
                 await self.world.nodes[number].leave()
             else:
                 self.found.deaths += 1
-            await self.world.crash(number, refused=rng.random() < 0.5)
+            await self.world.kill(number, refused=rng.random() < 0.5)
             if number < BOOTSTRAPS or rng.random() < RETURNING_SHARE:
                 await asyncio.sleep(rng.uniform(*AWAY_S))
             else:

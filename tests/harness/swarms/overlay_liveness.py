@@ -115,7 +115,7 @@ class _Watch:
         for node in watchers:
             node.watch([node_id])
         await asyncio.sleep(WATCHED_S)
-        await self.world.crash(number)
+        await self.world.kill(number)
         died = self.world.clock.monotonic()
         rest = list(self.world.nodes.values())
         knew = sum(node.is_alive(node_id) for node in rest)

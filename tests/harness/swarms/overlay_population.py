@@ -73,7 +73,7 @@ def halve(seed: int, nodes: int, asked_s: tuple[float, ...]) -> dict[float, list
         await world.raise_swarm(nodes, bootstraps=3)
         await asyncio.sleep(120)
         victims = random.Random(f"{seed}/halve").sample(sorted(world.nodes), nodes // 2)
-        await asyncio.gather(*(world.crash(number) for number in victims))
+        await asyncio.gather(*(world.kill(number) for number in victims))
         died = world.clock.monotonic()
         errors: dict[float, list[float]] = {}
         for after_s in asked_s:

@@ -118,7 +118,7 @@ async def join(world: OverlayWorld, nodes: int, pairs: int, rng: random.Random) 
 async def lose(world: OverlayWorld, share: float, pairs: int, rng: random.Random) -> Survived:
     """A share crashes at one moment, and the rest looks for each other from that moment on."""
     victims = rng.sample(sorted(world.nodes), round(share * len(world.nodes)))
-    await asyncio.gather(*(world.crash(number) for number in victims))
+    await asyncio.gather(*(world.kill(number) for number in victims))
     died = world.clock.monotonic()
     living = list(world.nodes.values())
     call_timeout_s = statistics.median(sum(node._protocol.round_trips.waits(None)) for node in living)

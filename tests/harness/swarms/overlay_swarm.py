@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from contextvars import copy_context
 from typing import Any
 
@@ -21,13 +21,13 @@ from tests.harness.environment.simulated import (
     ListLog,
     MemoryDisk,
     NoLog,
-    Record,
     SeededEntropy,
     VirtualClock,
     make_environment,
 )
 from tests.harness.environment.virtual_loop import OWNER, VirtualLoop
 from tests.harness.network.network import Network
+from tests.harness.swarms.simulated_swarm import SimulatedSwarm
 
 GENESIS = b"genesis of tests"
 PORT = 8468
@@ -35,8 +35,10 @@ PORT = 8468
 SEALED_BY_DEFAULT: KeyRing | None = None
 
 
-class OverlayWorld:
+class OverlayWorld(SimulatedSwarm):
     """Nodes by number; node 0 founds. Any exception in a datagram handler fails the test."""
+
+    look_s = 0.02
 
     def __init__(
         self,
@@ -55,12 +57,10 @@ class OverlayWorld:
         self.recording = recording
         self.keys = keys or SEALED_BY_DEFAULT
         self.seals: dict[int, SealedTransport] = {}
-        self.seed = seed
+        super().__init__(seed)
         self.run = run
-        self.clock = VirtualClock()
         self.network = Network(asyncio.get_running_loop(), seed, delay=delay, loss=loss)
         self.clocks: dict[int, VirtualClock] = {}
-        self.records: list[Record] = []
         self.disks: dict[int, MemoryDisk] = {}
         self.nodes: dict[int, Overlay] = {}
         self.changes: dict[int, list[tuple[float, PeerChange]]] = {}
@@ -92,7 +92,7 @@ class OverlayWorld:
             transport = self.seals[number] = SealedTransport(
                 memory_transport, identity, keys, run or self.run, clock=clock, entropy=entropy, log=log
             )
-        settings = NodeSettings(host=host, port=PORT, **node)  # type: ignore[arg-type]
+        settings = NodeSettings(host=host, port=PORT, **node)
         overlay = Overlay(
             identity=identity,
             incarnation=next_incarnation(disk, 0.0),
@@ -149,7 +149,7 @@ class OverlayWorld:
                 await self.join(number, through=range(bootstraps))
         return [self.nodes[number] for number in range(count)]
 
-    async def crash(self, number: int, *, refused: bool = False) -> None:
+    async def kill(self, number: int, *, refused: bool = False) -> None:
         """SIGKILL: the node sends nothing more, and its tasks are gone."""
         overlay = self.nodes.pop(number)
         self.network.crash(overlay.address, refused=refused)
@@ -158,15 +158,6 @@ class OverlayWorld:
         await overlay.stop()
         disk.files.clear()
         disk.files.update(files)
-
-    async def until(self, condition: Callable[[], bool], within_s: float, what: str) -> float:
-        """Virtual seconds until the condition held; late is an error."""
-        started = self.clock.monotonic()
-        while not condition():
-            waited = self.clock.monotonic() - started
-            assert waited <= within_s, f"not within {within_s} s: {what} (seed {self.seed})"
-            await asyncio.sleep(0.02)
-        return self.clock.monotonic() - started
 
     async def stop(self) -> None:
         for overlay in self.nodes.values():

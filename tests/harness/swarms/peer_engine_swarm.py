@@ -112,7 +112,7 @@ class PeerWorld(OverlayWorld):
 
     def __init__(self, seed: int, method: str = "bsp", *, min_nodes: int = 1, staleness: int = 4) -> None:
         super().__init__(seed)
-        self.barrier = BarrierSettings(method=method, staleness=staleness)  # type: ignore[arg-type]
+        self.barrier = BarrierSettings(method=method, staleness=staleness)
         self.training = TrainingSettings(min_nodes=min_nodes)
         self.peers: dict[int, PeerNode] = {}
         self.runs: dict[int, asyncio.Task[int]] = {}

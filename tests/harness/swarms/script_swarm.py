@@ -138,7 +138,6 @@ class ScriptTrainer(StubTrainer):
             if isinstance(message, messages.ValuesEntered):
                 self._entered.set()
                 continue
-            assert self.send_to_daemon is not None
             self.send_to_daemon(message)
             if isinstance(message, DataWanted):
                 await self._granted.wait()
@@ -287,16 +286,14 @@ def train_together(scripts: dict[str, Callable[[], Any]], folder: Path, steps: i
             for task in tasks:
                 if task.done():
                     task.result()
-            return all(
-                host.living.exchange is not None and host.living.exchange.run.passed_step >= steps for host in hosts
-            )
+            return all(host.exchange is not None and host.exchange.run.passed_step >= steps for host in hosts)
 
         def left() -> bool:
             return all(task.done() for task in tasks)
 
         await swarm.until(lambda: passed() or left(), within_s=600, what="the last barrier")
         # Without owners it is what the last node had.
-        value = np.array(next(iter(trainers.values())).vector if left() else swarm.value())
+        value = np.array(next(iter(trainers.values())).vector if left() else swarm.model())
         await swarm.until(lambda: all(task.done() for task in tasks), within_s=600, what="the end of the run")
         for task in tasks:
             task.result()

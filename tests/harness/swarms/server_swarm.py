@@ -122,7 +122,7 @@ class WorldNode:
 
     def start(self, run: int) -> None:
         loop = run_server if self.is_server else run_worker
-        work = loop(self.verbs, self, self.world.options, run)  # type: ignore[arg-type]
+        work = loop(self.verbs, self, self.world.options, run)
         self.task = asyncio.create_task(work, name=self.name)
 
     def again(self, run: int) -> None:

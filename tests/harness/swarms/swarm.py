@@ -20,12 +20,15 @@ import numpy as np
 from p2pnode.config.settings import Config
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.lifecycle.node import Node
+from p2pnode.overlay.peers import Activity
 from p2pnode.training.dispatch.chunks import LocalDataset
 from p2pnode.training.dispatch.store import Store
+from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.trainer_link.interface import Vector
 from tests.harness.environment.memory_store import MemoryStore
-from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, Record, SeededEntropy, VirtualClock
+from tests.harness.environment.simulated import InlineExecutor, ListLog, MemoryDisk, SeededEntropy
 from tests.harness.network.network import Network
+from tests.harness.swarms.simulated_swarm import ExchangingSwarm
 from tests.harness.trainers.stub_trainer import StubTrainer
 
 PORT = 8468
@@ -49,8 +52,17 @@ class Host:
         assert self.node is not None, f"{self.name} does not run"
         return self.node
 
+    @property
+    def node_id(self) -> bytes:
+        return self.living.identity.node_id
 
-class Swarm:
+    @property
+    def exchange(self) -> Exchange | None:
+        """None before it has begun."""
+        return self.living.exchange
+
+
+class Swarm(ExchangingSwarm):
     """Hosts on one simulated network. `settings` are dotted keys of the configuration, the same for all nodes."""
 
     def __init__(
@@ -62,11 +74,9 @@ class Swarm:
         delay: tuple[float, float] = (0.001, 0.01),
         loss: float = 0.0,
     ) -> None:
-        self.seed = seed
+        super().__init__(seed)
         self.settings = settings or {}
-        self.clock = VirtualClock()
         self.network = Network(asyncio.get_running_loop(), seed, delay=delay, loss=loss)
-        self.records: list[Record] = []
         self.hosts: dict[str, Host] = {}
         self._make_trainer = make_trainer
         #: Where the trainers' own states are said to be; None: trainers save nothing.
@@ -139,7 +149,6 @@ class Swarm:
         """End a node as SIGKILL does: its traffic ends without a message. `refused`: its machine answers for it."""
         host = self.hosts[name]
         self.network.crash(host.living.overlay.address, refused=refused)
-        assert host.task is not None
         host.disk = copy.deepcopy(host.disk)  # what the cancelled task still writes at its end is not on it
         host.task.cancel()
         await asyncio.gather(host.task, return_exceptions=True)
@@ -149,28 +158,39 @@ class Swarm:
         """Hosts whose node runs."""
         return [host for host in self.hosts.values() if host.task is not None and not host.task.done()]
 
-    async def until(self, condition: Callable[[], bool], *, within_s: float, what: str, every_s: float = 0.05) -> float:
-        """Wait in virtual time; returns the seconds it took, raises `AssertionError` with `what` when it is late."""
-        started = self.clock.monotonic()
-        while not condition():
-            if self.clock.monotonic() - started > within_s:
-                raise AssertionError(f"not within {within_s} virtual seconds: {what} (seed {self.seed})")
-            await asyncio.sleep(every_s)
-        return self.clock.monotonic() - started
+    def cut(self, source: str, target: str) -> None:
+        """Nothing of `source` reaches `target`; what comes from there still does."""
+        self.network.cut(self.hosts[source].living.overlay.address, self.hosts[target].living.overlay.address)
+
+    def steps(self) -> list[int]:
+        """The completed steps of the nodes that run."""
+        return [host.living.progress.step for host in self.running()]
+
+    async def settle(self) -> None:
+        """Pause every node and wait until all that was trained is acknowledged and visible."""
+        for host in self.running():
+            host.living.pause()
+
+        def is_quiet(host: Host) -> bool:
+            # `paused` is reported at once, and announced when the current step is done.
+            stands = host.living.overlay.heartbeat.activity == Activity.PAUSED
+            return stands and not host.exchange.outbox.steps
+
+        await self.until(lambda: all(map(is_quiet, self.running())), within_s=60, what="all stand still")
+        await asyncio.sleep(1.0)  # hand-overs under way end within a round trip
 
     async def stop(self) -> None:
         """Cancel every node."""
         for host in self.running():
-            assert host.task is not None
             host.task.cancel()
         tasks = [host.task for host in self.hosts.values() if host.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def value(self) -> Vector:
+    def model(self) -> Vector:
         """The model as its owners have it, float32[total]; `AssertionError` for a shard without one acting owner."""
         # Nodes that have left count: no other node could take what the last ones owned.
         hosts = [host for host in self.hosts.values() if host.node is not None and host.node.exchange is not None]
-        stores = {host.name: host.living.exchange.store for host in hosts}
+        stores = {host.name: host.exchange.store for host in hosts}
         bounds = next(iter(stores.values())).bounds
         value = np.zeros(bounds[-1][1], np.float32)
         running = [host.name for host in self.running()]
@@ -183,10 +203,6 @@ class Swarm:
             assert all(owned.moving for owned in others), f"shard {shard} (seed {self.seed})"
             value[start:stop] = acting.state.value
         return value
-
-    def of(self, event: str) -> list[Record]:
-        """The records of one event."""
-        return [record for record in self.records if record.event == event]
 
 
 def configured(settings: dict[str, Any]) -> Config:

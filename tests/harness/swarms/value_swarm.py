@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,7 +10,8 @@ from p2pnode.training.values.client import shard_of
 from p2pnode.training.values.encoding import encode_key
 from tests.harness.environment.virtual_loop import VirtualLoop
 from tests.harness.swarms.decoded_values import DecodedValues
-from tests.harness.swarms.exchange_swarm import Member, World
+from tests.harness.swarms.exchange_swarm import World
+from tests.harness.swarms.light_network import Member
 
 SHARDS = 8
 KEYS = [f"key{number}" for number in range(100)]
@@ -27,16 +27,11 @@ class Few:
     async def start(self, *names: str) -> None:
         """The first founds, the others join; returns when every shard has an owner and a backup."""
         for name in names:
-            others = self.world.running()
-            member = await self.world.start(name, founder=not others)
-            if others and member.exchange is not None:
-                await member.exchange.join(others[0].contact)
+            await (self.world.join(name) if self.world.running() else self.world.start(name, founder=True))
         await self.whole()
 
     def store(self, name: str) -> DecodedValues:
-        exchange = self.world.members[name].exchange
-        assert exchange is not None
-        return DecodedValues(exchange.values)
+        return DecodedValues(self.world.members[name].exchange.values)
 
     def limit_bytes(self, name: str, limit: int) -> None:
         """Let a node own so many bytes of values at most."""
@@ -45,11 +40,8 @@ class Few:
         exchange.values.handler.rounds.limit_bytes = limit
 
     def owner(self, key: str) -> Member:
-        (owner,) = self.owners(shard_of(encode_key(key), SHARDS))
+        (owner,) = self.world.owners(shard_of(encode_key(key), SHARDS))
         return owner
-
-    def owners(self, shard: int) -> list[Member]:
-        return [one for one in self.world.running() if one.exchange and shard in one.exchange.store.owned]
 
     def key_of(self, name: str) -> str:
         """A key that a node owns."""
@@ -60,42 +52,35 @@ class Few:
 
         def is_whole() -> bool:
             for shard in range(SHARDS):
-                owners = self.owners(shard)
-                if len(owners) != 1 or owners[0].exchange is None:
+                if len(self.world.owners(shard)) != 1:
                     return False
-                owned = owners[0].exchange.store.owned[shard]
+                owned = self.world.owned(shard)
                 if owned.moving or (len(self.world.running()) > 1 and owned.backup is None):
                     return False
             return True
 
-        async with asyncio.timeout(within_s):
-            while not is_whole():  # noqa: ASYNC110 - virtual time
-                await asyncio.sleep(0.1)
+        await self.world.until(is_whole, within_s, "an owner and a backup for every shard", every_s=0.1)
 
     async def without_former_backups(self, within_s: float = 30.0) -> None:
         """No node keeps a copy of a shard that it backed up once."""
 
         def copies() -> int:
-            return sum(len(one.exchange.store.backed) for one in self.world.running() if one.exchange is not None)
+            return sum(len(one.exchange.store.backed) for one in self.world.running())
 
-        async with asyncio.timeout(within_s):
-            while copies() > SHARDS:  # noqa: ASYNC110 - virtual time
-                await asyncio.sleep(0.1)
+        await self.world.until(lambda: copies() <= SHARDS, within_s, "no copies of former backups", every_s=0.1)
 
     async def leave(self, name: str, within_s: float = 2.0) -> tuple[int, int]:
         """A node leaves as a daemon does; what it could not hand over."""
         member = self.world.members[name]
-        assert member.exchange is not None
-        assert member.overlay is not None
         member.overlay.eligible = False
         self.world.spread(member)
         left = await member.exchange.leave(within_s)
         await member.exchange.close(0.5)
-        self.world.kill(name, left=True)
+        await self.world.kill(name, left=True)
         return left
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        return [record.fields for record in self.world.records if record.event == name]
+        return [record.fields for record in self.world.of(name)]
 
 
 def play(scenario: Callable[[Few], Awaitable[None]], settings: ExchangeSettings = SETTINGS, *, seed: int = 1) -> None:
@@ -106,6 +91,6 @@ def play(scenario: Callable[[Few], Awaitable[None]], settings: ExchangeSettings 
         try:
             await scenario(few)
         finally:
-            few.world.stop()
+            await few.world.stop()
 
     VirtualLoop().run(main(), limit_s=600)

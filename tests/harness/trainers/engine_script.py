@@ -128,7 +128,7 @@ class EngineScript(StubTrainer):
         self._over.set()
 
     def _pull(self, updates: Sequence[ValueUpdate], present: Mapping[Key, Stamped]) -> Sequence[NewValue]:
-        return self.verbs.pulled(Context(Pulling(present, self, [one.key for one in updates]), self.ctx.step), updates)  # type: ignore[arg-type]
+        return self.verbs.pulled(Context(Pulling(present, self, [one.key for one in updates]), self.ctx.step), updates)
 
     async def ask(self, question: Question) -> Reply:
         number = next(self._numbers)

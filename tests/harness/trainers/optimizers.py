@@ -44,7 +44,7 @@ class SGDScheduleFree(Optimizer):
         self._switch(training=False)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             assert group["train_mode"], "Optimizer was not in train mode when step is called."
             lr, beta = group["lr"], group["beta"]
@@ -73,7 +73,7 @@ class Lookahead(Optimizer):
                 self.state[parameter]["slow_params"] = parameter.detach().clone()
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         self.optimizer.step()
         for group in self.param_groups:
             group["counter"] += 1
@@ -90,7 +90,7 @@ class DualAveraging(Optimizer):
         super().__init__(parameters, {"lr": lr, "step": 0})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             group["step"] += 1
             rate = group["lr"] * group["step"] ** 0.5
@@ -110,7 +110,7 @@ class Prodigy(Optimizer):
         super().__init__(parameters, {"lr": 1.0, "d": d0, "numerator": 0.0, "beta": 0.9995})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         (group,) = self.param_groups
         d, beta = group["d"], group["beta"]
         denominator = gained = 0.0
@@ -155,7 +155,7 @@ class FusedMasters(Optimizer):
         self._inner = [make(self.masters)]  # in a list, as kernels are not found either
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         parameters = self.param_groups[0]["params"]
         for master, gradient in zip(self.masters, _gradients(parameters), strict=True):
             master.grad = gradient.float()
@@ -177,7 +177,7 @@ class OffloadedMasters(FusedMasters):
         self._kept = [master.numpy().copy() for master in self.masters]
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for master, kept in zip(self.masters, self._kept, strict=True):
             master.copy_(torch.from_numpy(kept))
         super().step()

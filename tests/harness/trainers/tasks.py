@@ -219,7 +219,7 @@ class RaisesInBuild(Plain):
 
 class BuildsNothing(Plain):
     def build(self) -> TrainSpec:
-        return None  # type: ignore[return-value]
+        return None
 
 
 class MissesData(Plain):

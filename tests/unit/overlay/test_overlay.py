@@ -148,7 +148,7 @@ async def test_subscribers_are_called_when_a_peer_crashes(world: OverlayWorld) -
     first, second = world.nodes[0], world.nodes[1]
     first.on_change(changes.append)
     first.watch([second.node_id])
-    await world.crash(1)
+    await world.kill(1)
     await world.until(lambda: first.is_gone(second.node_id), 6.0, "the crash is detected")
     assert [change.kind for change in changes] == ["suspect", "dead"]
     assert first.report().lost == 1

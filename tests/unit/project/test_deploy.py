@@ -18,7 +18,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from p2pnode.config.load import load
 from p2pnode.config.rules import check
@@ -576,7 +576,7 @@ def test_unit_settings_are_settings() -> None:
 def test_drop_in_only_opens_devices() -> None:
     """The GPU drop-in gives back /dev and locked memory; no other wall falls."""
     parser = configparser.RawConfigParser(strict=False)
-    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.optionxform = str
     parser.read_string(DROP_IN.read_text(encoding="utf-8"))
 
     assert parser.sections() == ["Service"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from p2pnode.config.load import load
 from p2pnode.training.encoding.table import NAMES

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from tests.harness.project.exposition import complaints, known_families
 from tests.harness.project.repository import ROOT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from p2pnode.errors import LASTING, ExitCode
 from tests.harness.project.repository import ROOT

@@ -117,7 +117,7 @@ def test_progress_inconsistency_is_the_distance_of_step_vectors() -> None:
         last[node] = list(engine.steps)
         passing(now, node)
 
-    engine._pass = watched  # type: ignore[method-assign]
+    engine._pass = watched
     trace = engine.run().trace
     assert trace is not None
 
