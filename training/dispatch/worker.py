@@ -101,7 +101,7 @@ class RecordsService:
         #: The job has ended, and this node has reported all it had.
         self.over = asyncio.Event()
         self.ended: Answer | None = None
-        self.trained = self.finished = self.superseded = self.failed = 0
+        self.trained = self.finished = self.superseded = 0
         self._trainer = trainer
         self._read_dataset = read_dataset
         self._clock = environment.clock
@@ -385,9 +385,7 @@ class RecordsService:
         answer = told.answers[0] if told.answers else ReportAnswer.UNKNOWN
         if answer == ReportAnswer.ACCEPTED:
             self.finished += 1
-        elif answer == ReportAnswer.RETURNED:
-            self.failed += 1
-        else:
+        elif answer != ReportAnswer.RETURNED:
             self.superseded += 1
             self._log.info("dispatch_superseded", task=key[0], attempt=key[1], answer=str(answer))
 

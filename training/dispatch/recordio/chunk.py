@@ -53,10 +53,9 @@ _GZIP_LEVEL = 6
 #: zlib: a window of 32 KiB, and the header and trailer of gzip.
 _GZIP_WINDOW = 31
 
-#: Where each record of a payload ends: int64, or a range if all records have the same length.
-Ends = np.ndarray[Any, np.dtype[np.int64]] | range
+#: Where each record of a payload ends.
+Ends = np.ndarray[Any, np.dtype[np.int64]]
 
-_COUNT = np.dtype("<u4")
 #: Iteration copies so many records at a time: enough to make the work in NumPy worth it.
 _BLOCK_RECORDS = 1024
 
@@ -224,12 +223,14 @@ class Chunk(Sequence[bytes]):
     """The records of one chunk, in the order of the file. Each access copies records out of the chunk's payload.
 
     `payload` is the uncompressed payload, lengths included, for those who want no copies. `ends` has the offset in it
-    at which each record ends; a range if all records have the same length.
+    at which each record ends, of one record at least.
     """
 
     def __init__(self, payload: bytes, ends: Ends) -> None:
         self.payload = payload
         self._ends = ends
+        #: Bytes of each record with its length; 0 if they differ.
+        self._row_bytes = int(ends[0]) if (np.diff(ends) == ends[0]).all() else 0
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -256,25 +257,25 @@ class Chunk(Sequence[bytes]):
     def matrix(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Records of one length as an array of uint8, shape [records, length]: read-only, without a copy. Raises
         `ValueError` if the lengths differ."""
-        if not isinstance(self._ends, range):
+        if not self._row_bytes:
             raise ValueError("the records of this chunk have different lengths, so they are no matrix")
-        return np.frombuffer(self.payload, np.uint8).reshape(len(self), self._ends.step)[:, LENGTH_BYTES:]
+        return np.frombuffer(self.payload, np.uint8).reshape(len(self), self._row_bytes)[:, LENGTH_BYTES:]
 
     def _between(self, first: int, last: int) -> list[bytes]:
         """The records from `first` on and before `last`, without a loop in Python where all have one length."""
         if first >= last:
             return []
-        payload, ends = self.payload, self._ends
-        if isinstance(ends, range):
+        payload, ends, row_bytes = self.payload, self._ends, self._row_bytes
+        if row_bytes:
             row = np.dtype(
                 {
                     "names": ["_"],
-                    "formats": [f"V{ends.step - LENGTH_BYTES}"],
+                    "formats": [f"V{row_bytes - LENGTH_BYTES}"],
                     "offsets": [LENGTH_BYTES],
-                    "itemsize": ends.step,
+                    "itemsize": row_bytes,
                 }
             )
-            found: list[bytes] = np.frombuffer(payload, row, last - first, first * ends.step)["_"].tolist()
+            found: list[bytes] = np.frombuffer(payload, row, last - first, first * row_bytes)["_"].tolist()
             return found
         before = int(ends[first - 1]) if first else 0
         stops = ends[first:last]
@@ -301,9 +302,6 @@ def decode(header: ChunkHeader, payload: bytes, max_bytes: int) -> Chunk:
 def record_ends(payload: bytes, count: int) -> Ends:
     """Where each of `count` records ends in an uncompressed payload. Raises `MalformedChunk` unless the payload is
     exactly these records."""
-    equal = _equal_rows(payload, count)
-    if equal is not None:
-        return equal
     size = len(payload)
     if count * LENGTH_BYTES > size:
         raise MalformedChunk(f"the header says {count} records, and the payload has {size} bytes")
@@ -318,7 +316,7 @@ def record_ends(payload: bytes, count: int) -> Ends:
     return ends
 
 
-def _scanned(payload: bytes, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _scanned(payload: bytes, count: int) -> Ends:
     """What the compiled `record_ends` computes."""
     size, at = len(payload), 0
     ends = array("q")  # a list of integers would take ten times a chunk of tiny records
@@ -327,18 +325,6 @@ def _scanned(payload: bytes, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         at += LENGTH_BYTES + length_at(payload, at)[0]
         ends.append(at)
     return np.frombuffer(ends, np.int64)
-
-
-def _equal_rows(payload: bytes, count: int) -> range | None:
-    """The ends of records that all have the length of the first one; None if they do not. One pass of NumPy."""
-    row_bytes, rest = divmod(len(payload), count)
-    if rest or row_bytes < LENGTH_BYTES:
-        return None
-    rows = np.frombuffer(payload, np.uint8).reshape(count, row_bytes)
-    lengths = np.ascontiguousarray(rows[:, :LENGTH_BYTES]).view(_COUNT)
-    if (lengths != row_bytes - LENGTH_BYTES).any():
-        return None
-    return range(row_bytes, len(payload) + 1, row_bytes)
 
 
 def _refuse_compressed(header: ChunkHeader, payload: bytes, max_bytes: int) -> None:

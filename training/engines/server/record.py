@@ -32,7 +32,7 @@ RECORD_KEY = b"\0p2pnode server"
 
 class WorkerProgress(msgspec.Struct, frozen=True, array_like=True):
     """A worker in the record: its completed steps, and its last committed updates, of which it may not know.
-    `outdated`: attempts that it has lost, perhaps without knowing, of tasks that others have or that are finished."""
+    `outdated`: attempts that it has lost, perhaps without knowing."""
 
     worker: bytes
     step: int

@@ -59,9 +59,7 @@ class TaskLeases:
         self._open: dict[int, LeasedTask] = {}
         self._of: dict[bytes, int] = {}
         self._orphans: dict[int, None] = {}
-        #: Workers that have lost an open task, with their attempts: they may still be at work on it.
-        self._former: dict[int, list[tuple[bytes, int]]] = {}
-        #: By worker, the attempts that it lost of tasks which another worker has finished, or that no server takes up.
+        #: By worker, the attempts that it lost; it may still be at work on them, and no server takes them up.
         self._outdated: dict[bytes, dict[Name, None]] = {}
         self._head = HeadRow()
 
@@ -84,8 +82,7 @@ class TaskLeases:
         return [lease.step for lease in self._open.values()]
 
     def outdated(self, worker: bytes) -> list[Name]:
-        """Task and attempt of the leases that this worker has lost, and perhaps does not know of: others have finished
-        these tasks."""
+        """The attempts that this worker has lost, and perhaps does not know to have lost."""
         return list(self._outdated.get(worker, ()))
 
     def note_outdated(self, worker: bytes, attempts: Iterable[Name]) -> None:
@@ -149,9 +146,6 @@ class TaskLeases:
     def finish(self, lease: LeasedTask, now: float) -> None:
         """The worker's update counts."""
         self._head = self._head.with_time(now - lease.leased_at, self.rules)
-        for former, lost in self._former.get(lease.task, ()):
-            if former != lease.worker:
-                self._outdated.setdefault(former, {})[lease.task, lost] = None
         self._close(lease.task)
         self.done += 1
 
@@ -190,7 +184,7 @@ class TaskLeases:
         ended = replace(lease, worker=b"", errors=lease.errors + (not is_loss), losses=lease.losses + is_loss)
         self._of.pop(lease.worker, None)
         if cause is not Cause.DEATH:
-            self._former.setdefault(task, []).append((lease.worker, lease.attempt))
+            self._outdated.setdefault(lease.worker, {})[lease.name] = None
         self._open[task] = ended
         if ended.errors > self.rules.max_failures or ended.losses > self.rules.max_losses:
             self._close(task)
@@ -202,4 +196,3 @@ class TaskLeases:
         lease = self._open.pop(task)
         self._of.pop(lease.worker, None)
         self._orphans.pop(task, None)
-        self._former.pop(task, None)
