@@ -9,25 +9,23 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-import msgspec
-
 from p2pnode import __version__
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError, code_of_script
 from p2pnode.lifecycle.checkpoints import CheckpointWriter
 from p2pnode.lifecycle.dispatch import NodeDispatch
 from p2pnode.lifecycle.engine_run import EngineRun, barrier_of
+from p2pnode.lifecycle.entry import SwarmEntry
 from p2pnode.lifecycle.environment import NodeEnvironment, State
-from p2pnode.lifecycle.memory_budget import Budget, budget, check_memory
+from p2pnode.lifecycle.memory_budget import Budget, budget
 from p2pnode.lifecycle.model_export import ModelExport
 from p2pnode.lifecycle.run_result import RunEnding, RunResult
 from p2pnode.lifecycle.shutdown import LAST_PUSH_S, Shutdown
 from p2pnode.lifecycle.side_services import SideServices
 from p2pnode.lifecycle.startup import Startup
 from p2pnode.lifecycle.state_directory import StateDirectory
-from p2pnode.overlay.addresses import is_loopback
 from p2pnode.overlay.ids import short
-from p2pnode.overlay.overlay import NotThisSwarm, Overlay
+from p2pnode.overlay.overlay import Overlay
 from p2pnode.overlay.peers import Activity, PeerChange
 from p2pnode.overlay.settings import OverlaySettings
 from p2pnode.training.barriers.predicates import BarrierNotFound, make_barrier
@@ -37,8 +35,6 @@ from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.goal import End
 from p2pnode.training.manifest import Manifest
 from p2pnode.training.progress import Progress
-from p2pnode.training.settings import ExchangeSettings
-from p2pnode.training.shard_count import ChosenBy
 from p2pnode.training.sharing.service import DataService
 from p2pnode.training.step_loop import StepLoop
 from p2pnode.training.supervisor.gpu_monitor import GpuMonitor
@@ -89,7 +85,8 @@ class Node:
         self._device_bytes = 0
         self.gpus = GpuMonitor({})
         self.phase: State = "joining"
-        self._startup = Startup(*parts, self._directory)
+        self.entry = SwarmEntry(*parts, self._directory)
+        self.startup = Startup(*parts, self._directory, self.entry)
         self.engine = EngineRun(*parts)
         self._result: RunResult | None = None
         self.beside = SideServices(*parts)
@@ -106,16 +103,6 @@ class Node:
     @property
     def incarnation(self) -> int:
         return self._directory.incarnation
-
-    @property
-    def founder(self) -> bool:
-        """Whether this node founded the swarm it is in."""
-        return self._startup.founder
-
-    @property
-    def waits_for_swarm(self) -> bool:
-        """Whether no member of its swarm has answered yet, which it may not open again by itself."""
-        return self._startup.waits_for_swarm
 
     @property
     def state(self) -> State:
@@ -159,32 +146,12 @@ class Node:
         """Memory of this daemon among as many nodes as there are; None before the model is known."""
         if self.manifest is None:
             return None
-        values, nodes = self.manifest.layout.total, self.overlay.population().estimate
-        has_checkpoints = self.config.training.checkpoint_s > 0.0
         return budget(
-            values,
-            self._settings_of(self.manifest),
-            nodes,
-            checkpoints=has_checkpoints,
+            self.manifest.layout.total,
+            self.startup.settings_of(self.manifest),
+            self.overlay.population().estimate,
+            checkpoints=self.config.training.checkpoint_s > 0.0,
             base_on_device=self._device_bytes > 0,
-        )
-
-    def _settings_of(self, manifest: Manifest) -> ExchangeSettings:
-        """The settings of the exchange, with the number of shards that the run has."""
-        return msgspec.structs.replace(self.config.exchange, shards=manifest.shards)
-
-    @property
-    def shards_by(self) -> ChosenBy | None:
-        """Why the run has as many shards as it has; None before the model is known."""
-        return self._startup.shards_by
-
-    def _others_about_to_begin(self) -> int:
-        """Other nodes on this machine that have joined and not begun: what they will take is free still."""
-        begins = (Activity.JOINING, Activity.READY)
-        mine = self.overlay.address.host
-        return sum(
-            peer.activity in begins and (peer.contact.address.host == mine or is_loopback(peer.contact.address.host))
-            for peer in self.overlay.members()
         )
 
     def leave(self) -> None:
@@ -232,6 +199,9 @@ class Node:
         try:
             await asyncio.wait([training, leaving], return_when=asyncio.FIRST_COMPLETED)
             if training.done():
+                if error := training.exception():
+                    # A duplicate identity explains a refusal better than the refusal itself.
+                    raise self._failure or error
                 end = training.result()
             else:
                 end = "leave"
@@ -251,11 +221,11 @@ class Node:
                 task.cancel()
             await asyncio.gather(training, leaving, return_exceptions=True)
             await self._close()
-            await self._startup.keep_founded()
+            await self.entry.keep_founded()
 
     async def _run_training(self) -> End:
         try:
-            hello = await self._start()
+            hello = await self.startup.begin()
         except TrainerLeft:
             return "script"  # it needed no model, as with map-reduce
         exchange = await self._join(hello)
@@ -289,9 +259,9 @@ class Node:
 
     async def _serve(self) -> End:
         """The life of a master that trains nothing: until its job has ended and nobody trains, or it is to leave."""
-        await self._connect()
+        await self.entry.connect()
         assert self.overlay.genesis is not None
-        await self._startup.remember_swarm()
+        await self.entry.remember_swarm()
         # No barrier, hand-over or finishing node waits for a node that is paused.
         self.overlay.announce(activity=Activity.PAUSED)
         self.dispatch.enter(self.overlay.genesis)
@@ -326,35 +296,6 @@ class Node:
         await self._export.describe_if_due()
         await self.checkpoints.write_if_due(self.loop.counted)
 
-    async def _start(self) -> TrainerHello:
-        """Connect and start the trainer side by side."""
-        connecting = asyncio.create_task(self._connect(), name="connect")
-        starting = asyncio.create_task(self._startup.start_trainer(), name="start-trainer")
-        try:
-            # The first failure is reported at once: a wrong bootstrap need not wait for the import of torch.
-            await asyncio.wait([connecting, starting], return_when=asyncio.FIRST_EXCEPTION)
-            for task in (connecting, starting):
-                if task.done():
-                    task.result()
-            await connecting
-            return await starting
-        finally:
-            for task in (connecting, starting):
-                task.cancel()
-            await asyncio.gather(connecting, starting, return_exceptions=True)
-
-    async def _connect(self) -> None:
-        try:
-            await self._startup.connect()
-        except NotThisSwarm as error:
-            # A duplicate identity explains the refusal better than the refusal itself.
-            raise self._failure or UserError(
-                str(error),
-                hint="check swarm.bootstrap and swarm.run; a state directory belongs to one swarm: name another one "
-                "with --state-dir, or remove what is there with `p2pnode forget`",
-                exit_code=ExitCode.MISMATCH,
-            ) from error
-
     async def _join(self, hello: TrainerHello) -> Exchange:
         """Agree on the manifest, build the exchange and what uses it, and get the vector."""
         assert self.overlay.genesis is not None
@@ -364,27 +305,17 @@ class Node:
             settings = barrier_of(settings, engine)
             self.barrier = make_barrier(settings)
             self.gate = BarrierWaiter(self.overlay, self.barrier, settings, environment.clock)
-            owns = self.engine.check(engine, founder=self.founder)
-            await self._startup.restore_values(hello, self.trainer.vector)
-        self.manifest = self._startup.propose(hello, settings)
+            owns = self.engine.check(engine, founder=self.entry.founder)
+            await self.startup.restore_values(hello, self.trainer.vector)
+        self.manifest = self.startup.propose(hello, settings)
         self.trainer_bytes, self._device_bytes = hello.host_bytes, hello.device_bytes
         loop = asyncio.get_running_loop()
         self.gpus = GpuMonitor(hello.gpus, lambda *error: loop.call_soon_threadsafe(self._note_gpu, *error))
         self.gpus.start()
-        manifest, source = await self._startup.agree(self.manifest)
+        manifest, source = await self.startup.agree(self.manifest)
         self.manifest = manifest
-        check_memory(
-            environment.available_memory(),
-            manifest.layout.total,
-            self._settings_of(manifest),
-            max(self.overlay.population().estimate, config.training.min_nodes),
-            self.log,
-            checkpoints=config.training.checkpoint_s > 0.0,
-            base_on_device=hello.device_bytes > 0,
-            trainer_bytes=hello.host_bytes,
-            others_here=self._others_about_to_begin(),
-        )
-        self.exchange = exchange = await self._startup.make_exchange(manifest, self.barrier.staleness)
+        self.startup.check_memory(manifest, hello)
+        self.exchange = exchange = await self.startup.make_exchange(manifest, self.barrier.staleness)
         self.checkpoints = CheckpointWriter(
             config,
             exchange,
@@ -393,13 +324,13 @@ class Node:
             self.progress,
             environment,
             on_saved=self._restart_from,
-            trainer_state=self._startup.trainer_state,
+            trainer_state=self.startup.trainer_state,
         )
         if engine is None:
             self._make_loop(exchange)
         else:
             self.engine.begin(exchange, self.gate)
-        await self._startup.enter(exchange, source, owns=owns)
+        await self.startup.enter(exchange, source, owns=owns)
         return exchange
 
     def _make_loop(self, exchange: Exchange) -> None:
@@ -414,7 +345,7 @@ class Node:
             environment=self.environment,
             progress=self.progress,
         )
-        loop.restart_from(self._startup.trainer_file)
+        loop.restart_from(self.startup.trainer_file)
         if self.dispatch.records is not None:
             loop.follow(self.dispatch.records)
         self.dispatch.enter(self.overlay.genesis)
@@ -433,9 +364,7 @@ class Node:
         if self.nodes_ready() < needed:
             self.phase = "waiting_for_nodes"
             self.log.info("waiting_for_nodes", have=self.nodes_ready(), need=needed)
-        while True:
-            if self.nodes_ready() >= needed:
-                return
+        while self.nodes_ready() < needed:  # noqa: ASYNC110 - it follows from heartbeats, which set no event
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _leave(self) -> None:

@@ -1,37 +1,36 @@
-"""The start of a node: join or found the swarm, start the trainer, agree on the manifest, and get the current vector.
+"""The start of a node: enter the swarm, start the trainer, agree on the manifest, and get the current vector.
 
-The steps are called in order by `p2pnode.lifecycle.node.Node`. A node without bootstraps (or with none but itself) and
-without remembered peers founds a swarm; no other node does. Only the founder opens its swarm again when none of its
-peers answers; every other node waits, because its own network may be what is down. A checkpoint on disk fills the
-replica first; the swarm's state then replaces it.
+The steps are called in order by `p2pnode.lifecycle.node.Node`. A checkpoint on disk fills the replica first; the
+swarm's state then replaces it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from p2pnode.errors import ExitCode, UserError
+from p2pnode.lifecycle.entry import SwarmEntry
 from p2pnode.lifecycle.environment import NodePart
+from p2pnode.lifecycle.memory_budget import check_memory
 from p2pnode.lifecycle.state_directory import StateDirectory
-from p2pnode.overlay.overlay import NotThisSwarm, OnlyItself
-from p2pnode.overlay.peers import Contact
+from p2pnode.overlay.addresses import is_loopback
+from p2pnode.overlay.peers import Activity, Contact
 from p2pnode.overlay.transport import TransportError
 from p2pnode.training import manifest as manifests
 from p2pnode.training.exchange.exchange import VALUE_BYTES, Exchange
 from p2pnode.training.files import checkpoint
 from p2pnode.training.files.checkpoint import Checkpoint
 from p2pnode.training.manifest import Manifest, ManifestRefused, answer_joiners, propose
-from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.settings import BarrierSettings, ExchangeSettings
 from p2pnode.training.shard_count import ChosenBy, ShardsFixed
 from p2pnode.training.shard_count import choose as choose_shards
 from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH, has_length
 from p2pnode.training.trainer_link.interface import Restored, TrainerFailed, TrainerHello, TrainerLeft, Vector
 
-#: A restarted founder looks for its swarm among remembered peers this long before it founds the swarm again.
-REJOIN_TIMEOUT_S = 5.0
 #: After the whole swarm was switched off, its founder waits this long for remembered nodes before it resumes from the
 #: states it has. Machines started together come up within it; a node that comes later with newer states is still used.
 RESUME_WAIT_S = 15.0
@@ -43,12 +42,7 @@ TAKEOVER_DELAY_S = 30.0
 #: A node that may open its swarm again does so when no member has had a manifest for this long: those that have entered
 #: it before their trainer runs, and masters, have none.
 NO_MODEL_S = 10.0
-BOOTSTRAP_HINT = "it dials them until one answers; see that they run, or give the address of another member"
 NEW_SWARM_HINT = "start this node again: it has no model yet, and joins the swarm that is there now"
-WAITING_HINT = (
-    "only its founder opens a swarm again; start it or any other member, or see why they cannot be reached; if the "
-    "founder is lost, `p2pnode start --reopen` opens the swarm from this node's state"
-)
 FROZEN_HINT = (
     "load the same file on all nodes; exchange what is made anew or follows the model, as a teacher, with "
     "include_frozen=True on all nodes (docs/own-model.md)"
@@ -73,126 +67,12 @@ class Startup(NodePart):
     """Takes one node from its state directory to the swarm's vector."""
 
     directory: StateDirectory
+    entry: SwarmEntry
     #: The file of the trainer's own state that belongs to the loaded checkpoint, below the state directory.
     trainer_state: str = ""
-    #: This node founded the swarm, now or in an earlier run.
-    founder: bool = False
-    #: The founder found no other node of its swarm: it resumes from the states that its nodes have on disk.
-    resumes: bool = False
-    #: No member of the swarm has answered yet, and this node may not open it again.
-    waits_for_swarm: bool = False
     #: Why the run has as many shards as it has; None before that is known.
     shards_by: ChosenBy | None = None
     _checkpoint: Checkpoint | None = None
-
-    # -- the swarm ----------------------------------------------------------------------------------------------
-
-    async def connect(self) -> None:
-        """Join through any peer, or found. Raises `NotThisSwarm`; `UserError` if there is nobody to dial."""
-        bootstraps = self.config.swarm.bootstrap
-        stored = self.directory.genesis
-        if stored is None and self.environment.reopens:
-            raise UserError(
-                "there is no swarm to open again: this state directory has not been in one",
-                hint="leave --reopen out to found a swarm, or name the right directory with --run or --state-dir",
-                exit_code=ExitCode.USAGE,
-            )
-        if stored is not None:
-            await self._return_to(stored, bootstraps)
-        elif bootstraps or self.overlay.remembered():
-            await self._join_or_found(bootstraps)
-        elif not await self.overlay.join_local():
-            await self._found(self.environment.entropy.token(16))
-
-    async def _join_or_found(self, bootstraps: list[str]) -> None:
-        def waits() -> None:
-            tried = dict(self.overlay.attempts)
-            self.log.warning("waiting_for_bootstrap", waited_s=REJOIN_TIMEOUT_S, tried=tried, hint=BOOTSTRAP_HINT)
-
-        try:
-            await self._join(bootstraps, None, waits)
-        except OnlyItself:
-            self.log.info("bootstrap_is_this_node", addresses=bootstraps)
-            await self._found(self.environment.entropy.token(16))
-
-    async def _join(self, bootstraps: list[str], genesis: bytes | None, waits: Callable[[], None]) -> None:
-        """Dial until a node of the swarm answers, however long that takes; `waits` is called after a moment."""
-        joining = asyncio.ensure_future(self.overlay.join(bootstraps, genesis=genesis))
-        try:
-            await asyncio.wait([joining], timeout=REJOIN_TIMEOUT_S)
-            if not joining.done():
-                waits()
-            await joining
-        finally:
-            joining.cancel()
-            await asyncio.gather(joining, return_exceptions=True)
-
-    async def _return_to(self, genesis: bytes, bootstraps: list[str]) -> None:
-        """Enter the swarm of an earlier start again."""
-        # None: the record is lost, which says who founded.
-        founder = self.directory.record.founder
-        if self.environment.reopens or (founder is not False and not bootstraps):
-            await self._rejoin(bootstraps, genesis)
-            return
-        try:
-            await self._wait_for_swarm(bootstraps, genesis)
-        except OnlyItself:
-            if founder is False:
-                raise self._nobody_to_dial() from None
-            await self._rejoin([], genesis)
-
-    async def _wait_for_swarm(self, bootstraps: list[str], genesis: bytes) -> None:
-        if not bootstraps and not self.overlay.remembered() and self.config.swarm.discover == "off":
-            raise self._nobody_to_dial()
-
-        def waits() -> None:
-            self.waits_for_swarm = True
-            self.log.warning("waiting_for_swarm", run=self.config.swarm.run, hint=WAITING_HINT)
-
-        try:
-            await self._join(bootstraps, genesis, waits)
-        finally:
-            self.waits_for_swarm = False
-
-    def _nobody_to_dial(self) -> UserError:
-        return UserError(
-            f'this node is a member of run "{self.config.swarm.run}", which another node founded, and it knows no '
-            "address of another member",
-            hint="give one with --bootstrap HOST:PORT, or a new invitation; if all others are lost, `p2pnode start "
-            "--reopen` opens the swarm again from this node's state",
-            exit_code=ExitCode.CONFIGURATION,
-        )
-
-    async def _rejoin(self, bootstraps: list[str], genesis: bytes) -> None:
-        """Look for the swarm this node may open: it may have continued without this node."""
-        if bootstraps or self.overlay.remembered() or await self.overlay.has_local_peer():
-            try:
-                async with asyncio.timeout(REJOIN_TIMEOUT_S):
-                    await self.overlay.join(bootstraps, genesis=genesis)
-                return
-            except (TimeoutError, NotThisSwarm):
-                self.log.warning("swarm_not_found_again", waited_s=REJOIN_TIMEOUT_S, peers=self.overlay.remembered())
-        self.resumes = True
-        await self._found(genesis)
-
-    async def _found(self, genesis: bytes) -> None:
-        if self.config.node.role == "master":
-            raise UserError(
-                "a master joins a swarm and founds none: it has no model",
-                "start a node that trains first, and give its address with --bootstrap HOST:PORT",
-                ExitCode.CONFIGURATION,
-            )
-        self.founder = True
-        # Before it is told to anybody: those that have entered this swarm enter no other one.
-        await self.directory.keep_genesis(genesis)
-        self.overlay.found(genesis)
-
-    async def keep_founded(self) -> None:
-        """At the end: others that have entered the new swarm wait for it, even if this start has failed before it had
-        a model. With a record the state directory stays, and the next start opens the same swarm."""
-        genesis = self.overlay.genesis
-        if self.founder and genesis is not None and self.overlay.has_admitted and not self.directory.record.run:
-            await self.directory.remember(self.config.swarm.run, genesis, None, founder=True, given={})
 
     async def _remember(self, manifest: Manifest) -> None:
         """This node and its swarm agree: from now on the state directory belongs to this run and this model."""
@@ -200,21 +80,32 @@ class Startup(NodePart):
             manifest.run,
             bytes.fromhex(manifest.genesis),
             manifest.layout,
-            founder=self.founder,
+            founder=self.entry.founder,
             given=self.environment.given,
             shards=manifest.shards,
             frozen=manifest.frozen_digest,
         )
 
-    async def remember_swarm(self) -> None:
-        """This node, which has no model, is in its swarm."""
-        assert self.overlay.genesis is not None
-        run, given = self.config.swarm.run, self.environment.given
-        await self.directory.remember(run, self.overlay.genesis, None, founder=False, given=given)
+    async def begin(self) -> TrainerHello:
+        """Enter the swarm and start the trainer side by side."""
+        entering = asyncio.create_task(self.entry.connect(), name="connect")
+        starting = asyncio.create_task(self._start_trainer(), name="start-trainer")
+        try:
+            # The first failure is reported at once: a wrong bootstrap need not wait for the import of torch.
+            await asyncio.wait([entering, starting], return_when=asyncio.FIRST_EXCEPTION)
+            for task in (entering, starting):
+                if task.done():
+                    task.result()
+            await entering
+            return await starting
+        finally:
+            for task in (entering, starting):
+                task.cancel()
+            await asyncio.gather(entering, starting, return_exceptions=True)
 
     # -- the trainer and the checkpoint -------------------------------------------------------------------------
 
-    async def start_trainer(self) -> TrainerHello:
+    async def _start_trainer(self) -> TrainerHello:
         """Start the trainer from the newest checkpoint, if there is one. Raises `UserError`, and `TrainerLeft` for a
         script that has ended and needed no model."""
         try:
@@ -270,6 +161,34 @@ class Startup(NodePart):
         """The path of the trainer's own state that belongs to the loaded checkpoint; empty if there is none."""
         folder = self.environment.state_path
         return str(folder / self.trainer_state) if folder is not None and self.trainer_state else ""
+
+    def settings_of(self, manifest: Manifest) -> ExchangeSettings:
+        """The settings of the exchange, with the number of shards that the run has."""
+        return msgspec.structs.replace(self.config.exchange, shards=manifest.shards)
+
+    def check_memory(self, manifest: Manifest, hello: TrainerHello) -> None:
+        """Raise `UserError` if this node, its trainer and those about to begin beside it need more than is free."""
+        training = self.config.training
+        check_memory(
+            self.environment.available_memory(),
+            manifest.layout.total,
+            self.settings_of(manifest),
+            max(self.overlay.population().estimate, training.min_nodes),
+            self.log,
+            checkpoints=training.checkpoint_s > 0.0,
+            base_on_device=hello.device_bytes > 0,
+            trainer_bytes=hello.host_bytes,
+            others_here=self._others_about_to_begin(),
+        )
+
+    def _others_about_to_begin(self) -> int:
+        """Other nodes on this machine that have joined and not begun: what they will take is free still."""
+        begins = (Activity.JOINING, Activity.READY)
+        mine = self.overlay.address.host
+        return sum(
+            peer.activity in begins and (peer.contact.address.host == mine or is_loopback(peer.contact.address.host))
+            for peer in self.overlay.members()
+        )
 
     async def make_exchange(self, manifest: Manifest, staleness: int | None) -> Exchange:
         """The exchange of the run that this node and its swarm agree on; from now on the state directory belongs to
@@ -340,7 +259,7 @@ class Startup(NodePart):
         `source` None: no node of the swarm has one, and this node opens it again, or has founded it.
         """
         found = Agreement(proposal, None)
-        if not self.founder:
+        if not self.entry.founder:
             found = await self._ask_members(proposal, adopts_shards=self.config.exchange.shards == 0)
         manifest = found.manifest
         is_given = self.config.exchange.shards != 0
@@ -386,7 +305,7 @@ class Startup(NodePart):
                 with_model_s = now  # one that is silent may have it, and so may the node that was named
             if self._may_open and now - with_model_s >= NO_MODEL_S:
                 self.log.warning("swarm_without_model", waited_s=NO_MODEL_S, peers=len(peers))
-                self.founder = self.resumes = True
+                self.entry.founder = self.entry.resumes = True
                 return Agreement(proposal, None)
             await asyncio.sleep(MANIFEST_RETRY_S)
 
@@ -402,7 +321,7 @@ class Startup(NodePart):
         willing = owns and not self.config.node.client_only
         if source is None:
             self.overlay.set_willing(willing)
-            if self.resumes:
+            if self.entry.resumes:
                 await exchange.resume(len(self.overlay.remembered()), RESUME_WAIT_S)
             else:
                 await exchange.found()

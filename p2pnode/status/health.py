@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from p2pnode import __version__
 from p2pnode.config.rules import warnings_for
+from p2pnode.lifecycle.entry import WAITING_HINT
 from p2pnode.lifecycle.node import Node
-from p2pnode.lifecycle.startup import WAITING_HINT
 from p2pnode.overlay.bootstrap.dialer import what_to_do
 from p2pnode.overlay.ids import short
 from p2pnode.overlay.report import OverlayReport
@@ -108,7 +108,7 @@ def _joining(node: Node) -> list[Finding]:
             )
             for address, reason in node.overlay.attempts.items()
         ]
-    if node.waits_for_swarm:
+    if node.entry.waits_for_swarm:
         found.append(warning(f"no member of run {node.config.swarm.run} answers; this node waits", WAITING_HINT))
     return found
 

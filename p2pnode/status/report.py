@@ -301,7 +301,7 @@ class StatusReport:
             **asdict(exchange.counters),
             arithmetic=kernels.name(),
             shards=len(store),
-            shards_by=self._node.shards_by or "",
+            shards_by=self._node.startup.shards_by or "",
             shards_owned=len(store.owned),
             shards_backed=len(store.backed),
             shards_without_backup=(

@@ -79,9 +79,9 @@ async def test_nodes_that_start_together_make_one_swarm(swarm: Swarm, ether: Eth
         swarm.start(f"n{number}")
     await swarm.until(lambda: together(swarm, 5), within_s=30, what="the five know each other")
     assert len(geneses(swarm)) == 1
-    assert sum(host.living.founder for host in swarm.running()) == 1
+    assert sum(host.living.entry.founder for host in swarm.running()) == 1
     lowest = min(host.living.identity.node_id for host in swarm.running())
-    assert [h.living.identity.node_id for h in swarm.running() if h.living.founder] == [lowest]
+    assert [h.living.identity.node_id for h in swarm.running() if h.living.entry.founder] == [lowest]
     swarm.start("late")
     await swarm.until(lambda: together(swarm, 6), within_s=10, what="the sixth is in")
     assert {said["in"] for said, _, _ in ether.said.values()} == {"1"}

@@ -9,8 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from p2pnode.lifecycle import node as node_module
-from p2pnode.lifecycle.node import Node
+from p2pnode.lifecycle import startup
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.peers import Activity
 from p2pnode.training.supervisor.gpu_monitor import GpuReading
@@ -95,7 +94,7 @@ def test_other_nodes_on_this_machine_that_have_not_begun_are_counted() -> None:
     ]
     overlay = SimpleNamespace(address=Address("10.0.0.1", 1), members=lambda: peers)
 
-    assert Node._others_about_to_begin(cast(Any, SimpleNamespace(overlay=overlay))) == 3
+    assert startup.Startup._others_about_to_begin(cast(Any, SimpleNamespace(overlay=overlay))) == 3
 
 
 @played_by(simulate)
@@ -131,8 +130,8 @@ async def test_what_the_driver_has_reported_is_in_the_last_sentence(swarm: Swarm
 async def test_the_memory_check_is_told_of_everything(swarm: Swarm, *, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes that are waited for, the checkpoints, the trainer's estimate, and the other nodes on the machine."""
     told: list[dict[str, Any]] = []
-    monkeypatch.setattr(node_module, "check_memory", lambda *args, **more: told.append({"nodes": args[3]} | more))
-    monkeypatch.setattr(Node, "_others_about_to_begin", lambda _: 2)
+    monkeypatch.setattr(startup, "check_memory", lambda *args, **more: told.append({"nodes": args[3]} | more))
+    monkeypatch.setattr(startup.Startup, "_others_about_to_begin", lambda _: 2)
     start = StubTrainer.start
 
     async def estimating(self: StubTrainer, *args: Any, **more: Any) -> Any:

@@ -13,7 +13,8 @@ import pytest
 from p2pnode.config.directory_record import RECORD_FILE, DirectoryRecord
 from p2pnode.config.settings import Config
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.lifecycle.startup import NO_MODEL_S, REJOIN_TIMEOUT_S, Startup
+from p2pnode.lifecycle.entry import REJOIN_TIMEOUT_S
+from p2pnode.lifecycle.startup import NO_MODEL_S, Startup
 from p2pnode.lifecycle.state_directory import GENESIS_FILE
 from p2pnode.overlay.overlay import Overlay
 from p2pnode.overlay.peers import Contact, PeerTable
@@ -38,7 +39,7 @@ async def test_only_a_node_without_bootstraps_founds(swarm: Swarm) -> None:
     second = swarm.start("n1", bootstrap="n0").living
     await swarm.until(lambda: second.state == "training", within_s=60, what="the second trains")
 
-    assert (first.founder, second.founder) == (True, False)
+    assert (first.entry.founder, second.entry.founder) == (True, False)
     assert second.overlay.genesis == first.overlay.genesis
     assert second.progress.step >= 5
 
@@ -57,7 +58,7 @@ async def test_a_founder_that_starts_again_resumes_its_swarm_from_disk(swarm: Sw
     after = swarm.start("n0").living
     await swarm.until(lambda: after.state == "training", within_s=60, what="it trains again")
 
-    assert after.founder
+    assert after.entry.founder
     assert after.identity.node_id == before.identity.node_id
     assert after.overlay.genesis == before.overlay.genesis
     assert after.incarnation > before.incarnation
@@ -199,19 +200,19 @@ async def test_a_founder_whose_only_bootstrap_is_itself_founds(swarm: Swarm) -> 
     founder = swarm.start("n0", bootstrap="n0").living
     member = swarm.start("n1", bootstrap="n0").living
     await swarm.until(lambda: member.state == "training", within_s=60, what="both train")
-    assert (founder.founder, member.founder) == (True, False)
+    assert (founder.entry.founder, member.entry.founder) == (True, False)
     assert founder.overlay.attempts == {}
 
     await end(swarm, "n0")
     back = swarm.start("n0", bootstrap="n0").living
     await swarm.until(lambda: back.state == "training", within_s=60, what="it is back")
-    assert not back.founder
+    assert not back.entry.founder
     assert back.overlay.genesis == member.overlay.genesis
 
     await end(swarm, "n0", "n1")
     alone = swarm.start("n0", bootstrap="n0").living
     await swarm.until(lambda: alone.state == "training", within_s=60, what="it opens its swarm again")
-    assert alone.founder
+    assert alone.entry.founder
     assert alone.overlay.genesis == member.overlay.genesis
     assert swarm.of("not_this_swarm") == []
 
@@ -228,16 +229,16 @@ async def test_only_the_founder_opens_a_swarm_again(swarm: Swarm, *, names_found
     await end(swarm, "n0", "n1")
 
     laptop = swarm.start("n1", bootstrap="n0" if names_founder else None).living
-    await swarm.until(lambda: laptop.waits_for_swarm, within_s=REJOIN_TIMEOUT_S + 1, what="it says that it waits")
+    await swarm.until(lambda: laptop.entry.waits_for_swarm, within_s=REJOIN_TIMEOUT_S + 1, what="it says that it waits")
     await swarm.until(lambda: swarm.clock.monotonic() > 400, within_s=600, what="minutes pass")
-    assert (laptop.state, laptop.founder, laptop.progress.step) == ("joining", False, laptop.progress.step)
+    assert (laptop.state, laptop.entry.founder, laptop.progress.step) == ("joining", False, laptop.progress.step)
     assert laptop.overlay.genesis is None
     (waiting,) = swarm.of("waiting_for_swarm")
     assert "--reopen" in waiting.fields["hint"]
 
     founder = swarm.start("n0").living
     await swarm.until(lambda: laptop.state == "training", within_s=60, what="both train again")
-    assert (founder.founder, laptop.founder, laptop.waits_for_swarm) == (True, False, False)
+    assert (founder.entry.founder, laptop.entry.founder, laptop.entry.waits_for_swarm) == (True, False, False)
     assert laptop.overlay.genesis == founder.overlay.genesis == genesis
 
 
@@ -253,7 +254,7 @@ async def test_a_member_opens_the_swarm_of_a_lost_founder_on_request(swarm: Swar
     for reopens in (True, False):
         again = swarm.start("n1", bootstrap="n0" if reopens else None, reopens=reopens).living
         await swarm.until(lambda node=again: node.state == "training", within_s=60, what="it trains alone")
-        assert again.founder
+        assert again.entry.founder
         assert again.overlay.genesis == genesis
         assert again.progress.step >= step
         await end(swarm, "n1")
@@ -369,7 +370,7 @@ def test_a_member_that_is_gone_while_another_answers_is_asked_at_its_address(mon
         directory: Any = SimpleNamespace(record=DirectoryRecord(founder=False))
         overlay: Any = SimpleNamespace(members=lambda: list(peers), refusal="")
         nothing: Any = None
-        startup = Startup(Config(), environment, overlay, nothing, nothing, directory)
+        startup = Startup(Config(), environment, overlay, nothing, nothing, directory, nothing)
         for number in (1, 2):
             peers.observe(heartbeat(bytes([number]) * 20), f"10.0.0.{number}", 0.0)
         with pytest.raises(TimeoutError):
@@ -460,7 +461,7 @@ async def test_a_run_has_the_shards_that_its_founder_has_chosen(swarm: Swarm) ->
     nodes = (first, second, same)
     await swarm.until(lambda: min(node.progress.step for node in nodes) >= 5, within_s=60, what="all train")
     assert [len(node.exchange.store) for node in nodes] == [12, 12, 12]
-    assert [node.shards_by for node in nodes] == ["setting", "swarm", "setting"]
+    assert [node.startup.shards_by for node in nodes] == ["setting", "swarm", "setting"]
     assert second.manifest == first.manifest
 
     task = swarm.start("n3", bootstrap="n0", exchange__shards=24).task
@@ -479,7 +480,7 @@ async def test_a_run_has_the_shards_that_its_founder_has_chosen(swarm: Swarm) ->
 
     again = swarm.start("n0", training__min_nodes=9).living
     await swarm.until(lambda: again.state == "waiting_for_nodes", within_s=60, what="it has opened its swarm")
-    assert (len(again.exchange.store), again.shards_by) == (12, "earlier")
+    assert (len(again.exchange.store), again.startup.shards_by) == (12, "earlier")
     chosen = [(one.node, one.fields["shards"], one.fields["by"]) for one in swarm.of("shards_chosen")]
     assert sorted(chosen) == [
         ("n0", 12, "earlier"),
@@ -494,4 +495,4 @@ async def test_a_founder_chooses_shards_for_the_nodes_that_it_waits_for(swarm: S
     """Four for each, in a power of two: here 80, so 128."""
     founder = swarm.start("n0").living
     await swarm.until(lambda: founder.state == "waiting_for_nodes", within_s=60, what="it waits")
-    assert (len(founder.exchange.store), founder.shards_by) == (128, "model")
+    assert (len(founder.exchange.store), founder.startup.shards_by) == (128, "model")

@@ -146,7 +146,7 @@ async def test_a_member_that_waits_for_its_swarm_says_so(swarm: Swarm) -> None:
 
     host = swarm.start("n1")
     assert not [finding for finding in report(swarm, host).status().health if "waits" in finding.what]
-    await swarm.until(lambda: host.living.waits_for_swarm, within_s=30, what="it waits")
+    await swarm.until(lambda: host.living.entry.waits_for_swarm, within_s=30, what="it waits")
 
     (finding,) = [finding for finding in report(swarm, host).status().health if "waits" in finding.what]
     assert finding.what == "no member of run default answers; this node waits"
