@@ -75,7 +75,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 def test_an_error_of_the_gpu_says_what_to_lower(launch: Callable[..., Run]) -> None:
     """In the log, and in the sentence with which the node ends."""
     full = "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.')"
-    run = launch(*BOUNDED, after=full)
+    run = launch(*BOUNDED, "--set", "training.max_steps=0", after=full)
 
     assert run.wait() == TRAINER_FAILED, run.out + run.error
     assert "the GPU has too little memory: the trainer ended with exit code 1: torch.OutOfMemoryError" in run.error
