@@ -1,4 +1,5 @@
-"""How long to wait for others: one estimator of round trips, and one limit of silence that knows progress in bytes.
+"""How long to wait for others: an estimator of round trips, this node's own lag, and a limit of silence that knows
+progress in bytes.
 
 What a slow line still carries is no silence, however long it takes. So a wait ends when nothing has moved for its
 timeout, and not when it has lasted for so long. Pure.
@@ -35,6 +36,38 @@ class RoundTrips:
     def timeout_s(self, unmeasured_s: float) -> float:
         """How long to wait for an answer; before anything is measured `unmeasured_s`."""
         return unmeasured_s if self.mean_s is None else self.mean_s + DEVIATIONS * self.deviation_s
+
+
+#: A timer that is later than this shows that this node's loop lags.
+LAG_S = 0.1
+MAX_SCORE = 7
+
+
+class LocalHealth:
+    """Lifeguard's local health: a node that lags doubts itself before it suspects others.
+
+    A score: 0 is healthy; each sign that this node is slow raises it, each punctual tick lowers it.
+    """
+
+    def __init__(self) -> None:
+        self.score = 0
+
+    @property
+    def stretch(self) -> float:
+        """The factor of this node's time-outs."""
+        return 1.0 + self.score
+
+    def on_tick(self, lag_s: float) -> bool:
+        """A timer fired this late. True: the loop lagged."""
+        if lag_s > LAG_S:
+            self.worsen()
+            return True
+        self.score = max(0, self.score - 1)
+        return False
+
+    def worsen(self) -> None:
+        """A sign that this node is slow: a late timer, or others that suspect it."""
+        self.score = min(MAX_SCORE, self.score + 1)
 
 
 #: Looks per timeout. A line that pauses is given up at the earliest after (1 - 1/LOOKS) of the timeout.

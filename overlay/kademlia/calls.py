@@ -1,4 +1,4 @@
-"""Calls that wait for their answers: one retry, time-outs, and answers that arrive after the time-out.
+"""Calls that wait for their answers: one retry, time-outs, answers after the time-out, and contacts that had none.
 
 Each try has a message id of its own, so an answer always shows the round trip of the datagram it answers (Karn's rule).
 A timer that fires late shows that this node's loop was busy. The answer may still be in the socket's buffer, so the
@@ -265,3 +265,41 @@ class CallTable:
             if len(self._late) <= MAX_LATE_CALLS and now - self._late[oldest][0].due <= LATE_S:
                 return
             del self._late[oldest]
+
+
+#: The pause of an address after its first time-out; it doubles with each further one, up to the maximum.
+FIRST_PAUSE_S = 5.0
+MAX_PAUSE_S = 60.0
+#: Addresses that are remembered.
+MAX_SILENT = 4096
+
+
+class NegativeCache:
+    """Contacts that timed out, by id and address: a node that moved can be tried at once."""
+
+    def __init__(self) -> None:
+        self._until: dict[Contact, tuple[float, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, contact: Contact, now: float) -> None:
+        """It answered neither a call nor its retry."""
+        _, last = self._until.pop(contact, (0.0, FIRST_PAUSE_S / 2))
+        pause = min(2 * last, MAX_PAUSE_S)
+        self._until[contact] = (now + pause, pause)
+        if len(self._until) > MAX_SILENT:
+            del self._until[next(iter(self._until))]
+
+    def discard(self, contact: Contact) -> None:
+        """It answered."""
+        if self._until:
+            self._until.pop(contact, None)
+
+    def expire(self, now: float) -> None:
+        """Forget those whose pause has been over for as long as the longest."""
+        self._until = {contact: entry for contact, entry in self._until.items() if now - entry[0] <= MAX_PAUSE_S}
+
+    def is_silent(self, contact: Contact, now: float) -> bool:
+        entry = self._until.get(contact)
+        return entry is not None and now < entry[0]

@@ -25,6 +25,7 @@ from p2pnode.overlay.kademlia.calls import PROBE_TIMEOUT_S
 from p2pnode.overlay.kademlia.messages import Gossip, MemberState
 from p2pnode.overlay.membership.network import Network
 from p2pnode.overlay.membership.probe_order import ProbeOrder
+from p2pnode.overlay.waits import LocalHealth
 
 #: `MemberState(n)` as a table, because every datagram may carry four.
 _STATES = tuple(MemberState)
@@ -58,10 +59,6 @@ EVIDENCE_STEP_S = 0.25
 
 #: A member is not probed because of the same suspicion again for so long: it still travels.
 GOSSIP_PAUSE_S = 10.0
-#: A tick that is later than this shows that this node's loop lags.
-LAG_S = 0.1
-MAX_SCORE = 7
-
 #: What the detector finds of a member.
 StateChange = Literal["suspect", "refuted", "dead", "left"]
 
@@ -83,33 +80,6 @@ class Member:
     reported_dead: bool = False
     #: When it was probed because others suspect it.
     doubted: float = float("-inf")
-
-
-class LocalHealth:
-    """Lifeguard's local health: a node that lags doubts itself before it suspects others.
-
-    A score: 0 is healthy; each sign that this node is slow raises it, each punctual tick lowers it.
-    """
-
-    def __init__(self) -> None:
-        self.score = 0
-
-    @property
-    def stretch(self) -> float:
-        """The factor of this node's time-outs."""
-        return 1.0 + self.score
-
-    def on_tick(self, lag_s: float) -> bool:
-        """A timer fired this late. True: the loop lagged."""
-        if lag_s > LAG_S:
-            self.worsen()
-            return True
-        self.score = max(0, self.score - 1)
-        return False
-
-    def worsen(self) -> None:
-        """A sign that this node is slow: a late timer, or others that suspect it."""
-        self.score = min(MAX_SCORE, self.score + 1)
 
 
 class FailureDetector:
@@ -146,11 +116,6 @@ class FailureDetector:
         self._next_purge = now
 
     # -- what is known -------------------------------------------------------------------------------------------
-
-    @property
-    def stretch(self) -> float:
-        """The factor of this node's time-outs."""
-        return self.health.stretch
 
     @property
     def suspects(self) -> int:
@@ -322,7 +287,7 @@ class FailureDetector:
     def _is_overdue(self, member: Member, now: float) -> bool:
         """Whether twice its time has passed, and its last probe too: of hundreds of suspects each waits long for its
         turn, and some of them may be alive."""
-        pause_s = PROBE_TIMEOUT_S * self.stretch
+        pause_s = PROBE_TIMEOUT_S * self.health.stretch
         return now >= member.since + 2 * SUSPICION_S and now - member.probed >= pause_s
 
     def _begin_round(self, now: float) -> list[bytes]:

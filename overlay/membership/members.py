@@ -23,6 +23,7 @@ from functools import partial
 from p2pnode.overlay.addresses import Address, usable_host
 from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.ids import short
+from p2pnode.overlay.kademlia.calls import NegativeCache
 from p2pnode.overlay.kademlia.messages import Gossip
 from p2pnode.overlay.kademlia.routing_table import ContactTable
 from p2pnode.overlay.membership.failure_detector import FailureDetector, StateChange
@@ -42,42 +43,6 @@ FULL_VIEW = 256
 #: Up to this many peers every node that asks is verified. Beyond it only what the buckets take: the others are met in
 #: lookups, one side at a time. Otherwise each of N nodes that start together makes N proofs in its first seconds.
 EAGER_VIEW = 64
-
-#: The pause of an address after its first time-out; it doubles with each further one, up to the maximum.
-FIRST_PAUSE_S = 5.0
-MAX_PAUSE_S = 60.0
-MAX_ENTRIES = 4096
-
-
-class NegativeCache:
-    """Contacts that timed out, by id and address: a node that moved can be tried at once."""
-
-    def __init__(self) -> None:
-        self._until: dict[Contact, tuple[float, float]] = {}
-
-    def __len__(self) -> int:
-        return len(self._until)
-
-    def add(self, contact: Contact, now: float) -> None:
-        """It answered neither a call nor its retry."""
-        _, last = self._until.pop(contact, (0.0, FIRST_PAUSE_S / 2))
-        pause = min(2 * last, MAX_PAUSE_S)
-        self._until[contact] = (now + pause, pause)
-        if len(self._until) > MAX_ENTRIES:
-            del self._until[next(iter(self._until))]
-
-    def discard(self, contact: Contact) -> None:
-        """It answered."""
-        if self._until:
-            self._until.pop(contact, None)
-
-    def expire(self, now: float) -> None:
-        """Forget those whose pause has been over for as long as the longest."""
-        self._until = {contact: entry for contact, entry in self._until.items() if now - entry[0] <= MAX_PAUSE_S}
-
-    def is_silent(self, contact: Contact, now: float) -> bool:
-        entry = self._until.get(contact)
-        return entry is not None and now < entry[0]
 
 
 class MemberList:
@@ -128,7 +93,8 @@ class MemberList:
         return peer.contact if peer is not None else None
 
     def stretch(self) -> float:
-        return self.detector.stretch
+        """See `ProtocolEvents`."""
+        return self.detector.health.stretch
 
     def is_doubtful(self, node_id: bytes) -> bool:
         """See `ProtocolEvents`."""

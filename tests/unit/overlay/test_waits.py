@@ -1,4 +1,4 @@
-"""How long to wait: silence that ends with bytes, and timeouts of calls from measured round trips."""
+"""How long to wait: silence that ends with bytes, time-outs from measured round trips and own lag, and rates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from p2pnode.overlay.kademlia.calls import CallTimes
 from p2pnode.overlay.peers import PeerTable
 from p2pnode.overlay.rate_limits import MAX_PARTIES, RateLimit, RateLimiter, TokenBucket
-from p2pnode.overlay.waits import LOOKS, Silence
+from p2pnode.overlay.waits import LAG_S, LOOKS, MAX_SCORE, LocalHealth, Silence
 from tests.harness.builders.peers import heartbeat
 
 TIMEOUT_S = 4.0
@@ -82,6 +82,21 @@ def test_a_peer_with_round_trips_of_its_own_has_waits_of_its_own() -> None:
 
     assert trips.waits(distant)[0] == pytest.approx(0.4, abs=0.01)
     assert trips.waits(None)[0] == pytest.approx(0.1, abs=0.01)
+
+
+def test_late_ticks_stretch_time_outs_and_punctual_ones_shrink_them() -> None:
+    """The score rises and falls by one, never below zero; time-outs are at most eight times as long."""
+    health = LocalHealth()
+    lagged = [health.on_tick(lag_s) for lag_s in (0.0, 2 * LAG_S, 2 * LAG_S, LAG_S)]
+
+    assert lagged == [False, True, True, False]
+    assert (health.score, health.stretch) == (1, 2.0)
+    health.on_tick(0.0)
+    health.on_tick(0.0)
+    assert (health.score, health.stretch) == (0, 1.0)
+    for _ in range(20):
+        health.worsen()
+    assert health.score == MAX_SCORE
 
 
 TEN = RateLimit(rate_per_s=10.0, burst=5.0)

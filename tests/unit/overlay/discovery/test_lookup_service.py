@@ -10,9 +10,9 @@ from typing import Any
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.discovery.lookup_service import DEADLINE_S, RECENT, LookupService
 from p2pnode.overlay.ids import distance
+from p2pnode.overlay.kademlia.calls import NegativeCache
 from p2pnode.overlay.kademlia.messages import FindNode, Nodes, pack_contact, pack_nodes
 from p2pnode.overlay.local_node import LocalNode
-from p2pnode.overlay.membership.members import NegativeCache
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.settings import NodeSettings, OverlaySettings, SwarmSettings
 from tests.harness.builders.peers import ids

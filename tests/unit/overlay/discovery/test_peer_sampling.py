@@ -15,8 +15,8 @@ from p2pnode.overlay.discovery.peer_sampling import MAX_BALLS, MIN_PAUSE_PER_LOO
 from p2pnode.overlay.discovery.population import Population
 from p2pnode.overlay.discovery.sampling import SLOTS, SamplePool, is_kept
 from p2pnode.overlay.ids import distance
+from p2pnode.overlay.kademlia.calls import NegativeCache
 from p2pnode.overlay.local_node import LocalNode
-from p2pnode.overlay.membership.members import NegativeCache
 from p2pnode.overlay.peers import Activity, Contact, PeerChange, PeerTable
 from tests.harness.builders.peers import heartbeat, ids
 from tests.harness.environment.simulated import make_environment
