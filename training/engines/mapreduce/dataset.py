@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from p2pnode.training.engines.mapreduce import stages
 from p2pnode.training.engines.mapreduce.backends import Backend, StageTask
-from p2pnode.training.engines.mapreduce.errors import BadRequest, function_failed, shown
+from p2pnode.training.engines.mapreduce.errors import BadRequest, shown
 from p2pnode.training.engines.mapreduce.sinks import FolderSink, SaveFormat
 from p2pnode.training.engines.mapreduce.stages import (
     Begin,
@@ -138,15 +138,15 @@ class Dataset(Generic[T]):
 
     def flatten(self) -> Dataset[Any]:
         """All values of elements that are iterables."""
-        return self._then("flatten", None)
+        return self._then("flatten", iter)
 
     def map_partition(self, function: Callable[[list[T]], Iterable[U]]) -> Dataset[U]:
         """`function(list of all elements)` of each partition; what it returns are the elements of the new one."""
         return cast("Dataset[U]", self._then("map_partition", function))
 
-    def _then(self, kind: Any, function: Function | None) -> Dataset[Any]:
+    def _then(self, kind: Any, function: Function) -> Dataset[Any]:
         lineage = self.lineage
-        name = lineage.name(kind) if kind == "flatten" else lineage.named(kind, cast("Function", function))
+        name = lineage.name(kind) if kind == "flatten" else lineage.named(kind, function)
         operation = Transformation(kind, name, function)
         return Dataset(replace(lineage, operations=(*lineage.operations, operation)))
 
@@ -159,7 +159,9 @@ class Dataset(Generic[T]):
         def sources(action: Action) -> list[Source]:
             # The operations of each are part of the begin.
             return [
-                Source(partial(_elements, stage), [inputs]) for one in all_of for stage, inputs in one.ready(action)
+                Source(partial(stages.elements, stage), [inputs])
+                for one in all_of
+                for stage, inputs in one.ready(action)
             ]
 
         return _behind(all_of, sum(one.partitions for one in all_of), sources)
@@ -168,7 +170,11 @@ class Dataset(Generic[T]):
         """The same pairs, all those of one key in one partition. Keys are str, bytes, numbers, None or tuples."""
         count, name = _checked(partitions, self.partitions), self.lineage.name("shuffle")
         buckets = partial(self.lineage.exchanged, count=count, name=name, function=None)
-        return _behind([self.lineage], count, lambda action: _chained(action.once(buckets)))
+
+        def sources(action: Action) -> list[Source]:
+            return [Source(chained, [blocks]) for blocks in action.once(buckets)]
+
+        return _behind([self.lineage], count, sources)
 
     def reduce_by_key(
         self: Dataset[tuple[K, V]], function: Callable[[V, V], V], partitions: int | None = None
@@ -240,12 +246,8 @@ class Dataset(Generic[T]):
             (state,) = backend.values([state])
             return cast("U", next(decoded(state)))
         handles = backend.run([task._replace(inputs=(state, task.inputs)) for task in tasks])
-        for value in chained(backend.values(handles)):
-            try:
-                initial = combine(initial, value)
-            except Exception as error:
-                raise function_failed(f"{name}: combine", value, OF_SCRIPT, error) from None
-        return initial
+        found = stages.folded(chained(backend.values(handles)), initial, combine, f"{name}: combine", OF_SCRIPT)
+        return cast("U", found)
 
     def save(self, folder: str | Path, form: Literal["text", "json", "recordio"] = "text") -> int:
         """Write a file per partition into a new folder; returns the number of elements.
@@ -265,21 +267,13 @@ class Dataset(Generic[T]):
         return sum(counts)
 
 
-def _elements(stage: Stage, inputs: list[Any]) -> Any:
-    return stages.elements(stage, inputs)
-
-
 def _behind(inputs: list[Lineage], partitions: int, sources: Callable[[Action], list[Source]]) -> Dataset[Any]:
     return Dataset(Lineage(inputs[0].backend, partitions, sources, 1 + max(one.depth for one in inputs)))
 
 
-def _chained(buckets: Buckets) -> list[Source]:
-    return [Source(chained, [blocks]) for blocks in buckets]
-
-
 def block(items: list[Any], name: str, backend: Backend) -> Block:
     """Elements of the script for a task."""
-    stage = Stage(decoded, (Transformation("map", name, None),), OF_SCRIPT, backend.is_remote)
+    stage = Stage(decoded, (Transformation("map", name, decoded),), OF_SCRIPT, backend.is_remote)
     return stages.encoded(items, stage)
 
 

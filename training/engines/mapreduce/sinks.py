@@ -6,6 +6,7 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,39 +46,34 @@ class FolderSink:
         path = self._partial / f"part-{partition:05}.{_ENDINGS[self._form]}"
         # A task that runs twice, because its worker was lost, writes under two names.
         attempt = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+        count = 0
         try:
-            if self._form == "recordio":
-                count = self._write_records(attempt, items, partition)
-            else:
-                with attempt.open("w", encoding="utf-8", newline="\n") as stream:
-                    count = 0
-                    for item in items:
-                        stream.write(self._line(item, partition))
-                        count += 1
+            with self._opened(attempt) as part:
+                for item in items:
+                    part.write(self._encoded(item, partition))
+                    count += 1
             attempt.replace(path)
         except OSError as error:
             raise SinkFailed(f"{path} cannot be written: {error}") from error
         return count
 
-    def _line(self, item: Any, partition: int) -> str:
+    def _opened(self, path: Path) -> AbstractContextManager[Any]:
+        return create_records(path) if self._form == "recordio" else path.open("w", encoding="utf-8", newline="\n")
+
+    def _encoded(self, item: Any, partition: int) -> str | bytes:
+        """A line, or a record."""
         if self._form == "json":
             try:
                 return json.dumps(item, ensure_ascii=False) + "\n"
             except (TypeError, ValueError) as error:
                 raise SinkFailed(f"partition {partition}: {shown(item)} is no JSON: {error}") from None
+        if self._form == "recordio":
+            if not isinstance(item, (bytes, bytearray, memoryview)):
+                raise SinkFailed(f"partition {partition}: {shown(item)} is no record: a record is bytes")
+            return bytes(item)
         if not isinstance(item, str) or "\n" in item:
             raise SinkFailed(f"partition {partition}: {shown(item)} is no line of text: use map(str), or form='json'")
         return item + "\n"
-
-    def _write_records(self, path: Path, items: Iterable[Any], partition: int) -> int:
-        count = 0
-        with create_records(path) as records:
-            for item in items:
-                if not isinstance(item, (bytes, bytearray, memoryview)):
-                    raise SinkFailed(f"partition {partition}: {shown(item)} is no record: a record is bytes")
-                records.write(bytes(item))
-                count += 1
-        return count
 
     def finish(self) -> None:
         """All partitions are written: the folder gets its name. Raises `SinkFailed`."""

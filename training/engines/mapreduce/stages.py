@@ -32,7 +32,7 @@ class Transformation(NamedTuple):
 
     kind: Literal["map", "filter", "flatmap", "flatten", "map_partition"]
     name: str
-    function: Function | None
+    function: Function
 
 
 class Stage(NamedTuple):
@@ -71,7 +71,6 @@ def elements(stage: Stage, inputs: list[Any]) -> Iterator[Any]:
 
 def _map(items: Iterable[Any], operation: Transformation, partition: int) -> Iterator[Any]:
     function = operation.function
-    assert function is not None
     for item in items:
         try:
             value = function(item)
@@ -82,7 +81,6 @@ def _map(items: Iterable[Any], operation: Transformation, partition: int) -> Ite
 
 def _filter(items: Iterable[Any], operation: Transformation, partition: int) -> Iterator[Any]:
     function = operation.function
-    assert function is not None
     for item in items:
         try:
             passes = bool(function(item))
@@ -96,18 +94,16 @@ def _flatmap(items: Iterable[Any], operation: Transformation, partition: int) ->
     function = operation.function
     for item in items:
         try:
-            values = list(item if function is None else function(item))
+            values = list(function(item))
         except Exception as error:
             raise function_failed(operation.name, item, partition, error) from None
         yield from values
 
 
 def _map_partition(items: Iterable[Any], operation: Transformation, partition: int) -> Iterator[Any]:
-    function = operation.function
-    assert function is not None
     given = list(items)
     try:
-        values = list(function(given))
+        values = list(operation.function(given))
     except Exception as error:
         raise function_failed(operation.name, _All(len(given)), partition, error) from None
     yield from values
@@ -275,28 +271,27 @@ def reduce(inputs: list[Any], stage: Stage, function: Function, name: str) -> Bl
 
 def reduced(items: Iterable[Any], function: Function, name: str, partition: int) -> list[Any]:
     """The elements combined in their order: a list of one, or of none."""
-    found: list[Any] = []
+    rest = iter(items)
+    for first in rest:
+        return [folded(rest, first, function, name, partition)]
+    return []
+
+
+def folded(items: Iterable[Any], state: Any, function: Function, name: str, partition: int) -> Any:
+    """The elements folded into a value, in their order."""
     for item in items:
-        if not found:
-            found.append(item)
-            continue
         try:
-            found[0] = function(found[0], item)
+            state = function(state, item)
         except Exception as error:
             raise function_failed(name, item, partition, error) from None
-    return found
+    return state
 
 
 def fold(inputs: tuple[Block, list[Any]], stage: Stage, function: Function, name: str) -> Block:
     """The elements folded into the one value of a block, which is the first of the inputs."""
     before, own = inputs
     (state,) = decoded(before)
-    for item in elements(stage, own):
-        try:
-            state = function(state, item)
-        except Exception as error:
-            raise function_failed(name, item, stage.partition, error) from None
-    return encoded([state], stage)
+    return encoded([folded(elements(stage, own), state, function, name, stage.partition)], stage)
 
 
 def write(inputs: list[Any], stage: Stage, write_part: Callable[[Iterable[Any], int], int]) -> int:
