@@ -17,7 +17,7 @@ MAX_HELD = 64
 
 
 class BadRequestToQueue(TrainingError):
-    """A request that no worker of this program makes: too many entries, a negative number, an empty name."""
+    """A request that no worker of this program makes. What cannot be a request is refused where it is decoded."""
 
 
 class Answer(StrEnum):
@@ -132,9 +132,9 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Held(msgspec.Struct, frozen=True, array_like=True):
     """A lease as its worker knows it; `trained` counts the records of the task that it has trained, from the first."""
 
-    task: int
-    attempt: int
-    trained: int = 0
+    task: Counter
+    attempt: Counter
+    trained: Counter = 0
 
 
 @dataclass(frozen=True, slots=True)

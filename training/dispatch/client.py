@@ -13,12 +13,11 @@ lost is sent again as it was: the master answers it as before. `trouble` says si
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
 from p2pnode.overlay.environment import Environment
-from p2pnode.overlay.ids import short
+from p2pnode.overlay.ids import key_id, short
 from p2pnode.overlay.kademlia.messages import pack_contact, unpack_contact
 from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Buffer, RequestRejected, Response, TransportError, gathered, in_parts
@@ -58,7 +57,7 @@ LocalMaster = Callable[[DispatchRequest], Awaitable[DispatchAnswer]]
 
 def key_of(genesis: bytes) -> bytes:
     """Where in the overlay the record of a run is kept: 20 bytes."""
-    return hashlib.sha1(b"p2pnode master\0" + genesis, usedforsecurity=False).digest()
+    return key_id(b"p2pnode master\0" + genesis)
 
 
 class MasterDirectory:

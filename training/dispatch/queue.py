@@ -24,8 +24,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from p2pnode.training.dispatch.answers import (
-    MAX_AVOIDED,
-    MAX_HELD,
     REPORTED_CAUSES,
     Answer,
     BadRequestToQueue,
@@ -52,7 +50,6 @@ MAX_TASKS = 100_000
 DUE_AT_ONCE = 16
 #: A worker that gets no task asks again after at least and at most this long.
 RETRY_FLOOR_S, RETRY_CEILING_S = 0.1, 5.0
-MAX_WORKER_BYTES = 64
 
 
 class TaskQueue:
@@ -186,7 +183,6 @@ class TaskQueue:
         If the worker has a lease that it does not know, the answer with that lease was lost. The worker then gets the
         same lease again, with the same attempt. So a worker must not send two of these requests at a time.
         """
-        self._check(worker, held, avoid)
         if not self.tasks:
             return Handout(Answer.NO_DATASET, retry_after_s=RETRY_CEILING_S)
         if self.head.end:
@@ -247,7 +243,6 @@ class TaskQueue:
 
         A repeated report about the attempt that finished the task is accepted again.
         """
-        self._check(worker)
         refusal = self._refusal(worker, task, attempt)
         if refusal in (ReportAnswer.UNKNOWN, ReportAnswer.NOT_HOLDER):
             return refusal
@@ -266,7 +261,6 @@ class TaskQueue:
 
     def fail(self, worker: bytes, task: int, attempt: int, cause: Cause, trained: int = 0) -> ReportAnswer:
         """A worker returns an unfinished task: `cause` is one of `REPORTED_CAUSES`, `trained` as in `Held`."""
-        self._check(worker, [Held(task, attempt, trained)])
         if cause not in REPORTED_CAUSES:
             raise BadRequestToQueue(f"a worker cannot report the cause {cause!r}")
         refusal = self._refusal(worker, task, attempt)
@@ -281,7 +275,6 @@ class TaskQueue:
 
     def renew(self, worker: bytes, held: Sequence[Held]) -> list[ReportAnswer]:
         """Extend leases of a worker and note how many records it has trained of each; returns one answer per lease."""
-        self._check(worker, held)
         answers = []
         for lease in held:
             answer = self._refusal(worker, lease.task, lease.attempt)
@@ -296,7 +289,6 @@ class TaskQueue:
 
     def worker_gone(self, worker: bytes) -> int:
         """A worker was declared dead, or left without a report: end its leases. Returns how many ended."""
-        self._check(worker)
         tasks = list(self.held_by.get(worker, ()))
         for task in tasks:
             self._end_unfinished(self.row(task), Cause.DEATH)
@@ -397,14 +389,3 @@ class TaskQueue:
         """Add a task time to the mean. That of a lease from before a restart is not known."""
         if not times.rearmed:
             self._changed["head"] = self.head = self.head.with_time(seconds, self.rules)
-
-    # -- checks ----------------------------------------------------------------------------------------------------
-
-    def _check(self, worker: bytes, held: Sequence[Held] = (), avoid: Sequence[int] = ()) -> None:
-        """Raise `BadRequestToQueue` for an impossible name of a worker or number, or for too many entries."""
-        if not 1 <= len(worker) <= MAX_WORKER_BYTES:
-            raise BadRequestToQueue(f"the name of a worker has 1 to {MAX_WORKER_BYTES} bytes, not {len(worker)}")
-        if len(held) > MAX_HELD or len(avoid) > MAX_AVOIDED:
-            raise BadRequestToQueue(f"{len(held)} leases and {len(avoid)} avoided tasks are too many")
-        if any(lease.trained < 0 for lease in held):
-            raise BadRequestToQueue("a worker cannot have trained a negative number of records")

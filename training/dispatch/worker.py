@@ -115,8 +115,6 @@ class RecordsService:
         self._has_none_now = False
         self._avoid: dict[int, None] = {}
         self._reports: dict[Key, EndTask] = {}
-        self._renewed_s = 0.0
-        self._renewed: list[Held] = []
         self._opened = asyncio.Event()
         self._wake_fetch = asyncio.Event()
         self._wake_report = asyncio.Event()
@@ -391,6 +389,7 @@ class RecordsService:
 
     async def _renew(self) -> None:
         """Renew the leases in time, and when more is trained."""
+        renewed_s, renewed = 0.0, list[Held]()
         while True:
             lease_s = self.held.shortest_lease_s
             await asyncio.sleep(min(PROGRESS_S, max(0.1, (lease_s or PROGRESS_S) * RENEWED_SHARE / 2)))
@@ -398,10 +397,10 @@ class RecordsService:
                 continue
             now, known = self._clock.monotonic(), self.held.held()
             interval_s = min(MAX_RENEWAL_S, (self.held.shortest_lease_s or 0.0) * RENEWED_SHARE)
-            if now - self._renewed_s < interval_s and known == self._renewed:
+            if now - renewed_s < interval_s and known == renewed:
                 continue
             told = await self.client.ask(self._genesis, RenewTasks(self._identity, known), ReportsTold)
-            self._renewed_s, self._renewed = self._clock.monotonic(), known
+            renewed_s, renewed = self._clock.monotonic(), known
             self._note(told.counts)
             for one, answer in zip(known, told.answers, strict=False):
                 if answer != ReportAnswer.RENEWED and (one.task, one.attempt) in self.held:

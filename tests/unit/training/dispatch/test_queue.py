@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from p2pnode.training.dispatch.answers import (
@@ -18,6 +19,14 @@ from p2pnode.training.dispatch.answers import (
     Registration,
     ReportAnswer,
     TaskDiscarded,
+)
+from p2pnode.training.dispatch.messages import (
+    DispatchRequest,
+    EndTask,
+    GetTask,
+    RenewTasks,
+    decode_request,
+    encode,
 )
 from p2pnode.training.dispatch.queue import DUE_AT_ONCE, MAX_TASKS, TaskQueue
 from p2pnode.training.dispatch.queue_rows import StateDamaged
@@ -218,27 +227,33 @@ def test_more_passes_after_the_end_of_the_job() -> None:
 
 
 def test_reports_about_what_was_never_handed_out() -> None:
-    """Unknown tasks and attempts are answered so; impossible requests are errors and change nothing."""
+    """Unknown tasks and attempts are answered so; an impossible cause is an error; nothing changes."""
     bench = Bench(1)
     lease = bench.lease()
     before = dict(bench.rows)
     for task, attempt in ((-1, 1), (1, 1), (0, 0), (0, 2), (0, -1)):
         assert bench.commit(lambda queue, t=task, a=attempt: queue.finish(ANN, t, a)) is ReportAnswer.UNKNOWN
         assert bench.commit(lambda queue, t=task, a=attempt: queue.fail(ANN, t, a, Cause.ERROR)) is ReportAnswer.UNKNOWN
-    bad = (
-        lambda queue: queue.fail(ANN, 0, 1, Cause.TIMEOUT),
-        lambda queue: queue.fail(ANN, 0, 1, Cause.ERROR, -1),
-        lambda queue: queue.renew(ANN, [Held(0, 1, -1)]),
-        lambda queue: queue.renew(ANN, [Held(0, 1)] * 65),
-        lambda queue: queue.get(ANN, avoid=range(65)),
-        lambda queue: queue.finish(b"", 0, 1),
-        lambda queue: queue.finish(b"x" * 65, 0, 1),
-    )
-    for request in bad:
-        with pytest.raises(BadRequestToQueue):
-            bench.commit(request)
+    with pytest.raises(BadRequestToQueue):
+        bench.commit(lambda queue: queue.fail(ANN, 0, 1, Cause.TIMEOUT))
     assert bench.rows == before
     assert bench.finish(lease) is ReportAnswer.ACCEPTED
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        RenewTasks(b"", [Held(0, 1, -1)]),
+        RenewTasks(b"", [Held(-1, 1)]),
+        RenewTasks(b"", [Held(0, 1)] * 65),
+        GetTask(b"", [], list(range(65))),
+        EndTask(b"", 0, 1, Cause.ERROR, -1),
+    ],
+)
+def test_impossible_requests_are_refused_where_they_are_decoded(request_: DispatchRequest) -> None:
+    """Negative numbers, and more leases or tasks than a worker can have."""
+    with pytest.raises(msgspec.DecodeError):
+        decode_request(encode(request_))
 
 
 def test_the_roll_of_a_pass_writes_no_task() -> None:
