@@ -228,7 +228,7 @@ def test_a_slow_node_whose_line_is_full_measures_it_and_owns_nothing() -> None:
         del exponents[hosts[-1].name.encode()]
         return set(exponents.values())
 
-    *quick, late = train_over([12.5e6, 12.5e6, 12.5e6, slow], 8_000_000, within_s=300.0, done=in_place)
+    *quick, late = train_over([12.5e6, 12.5e6, 12.5e6, slow], 5_000_000, within_s=300.0, done=in_place)
     line = late.living.overlay.line
     assert line.upload_bytes_per_s == pytest.approx(slow, rel=0.25)
     capacity, is_bound = split(line.capacity)

@@ -7,13 +7,12 @@ which may take `PART_ALONE`, and any codec is chosen. Once the line is measured 
 step in closed form (`training.encoding.step_bytes`) over its rate decide. A less lossy codec must fit into four fifths
 of that time, and every change must be decided twice in a row, so a rate near an edge changes nothing.
 
-A line is measured only when it was busy for some time. Before that it is taken for half of 1 Mbit/s, or of 64 KiB in a
-push, for a longer push would fill a slow line until all nodes have noticed. What the first pushes leave out, the shared
-model lacks: with 64 of 4,096 values for half a minute it learnt less than one node alone. While pushes take less than
-half of their time, the least lossy codec is tried that fits by what they took; one that takes more than its time is
-given up for a while. A slow line is busy during a probe, and measured then; a fast one ends at the most exact codec
-within a few steps. A measured rate may still be too small, because of slow peers: pushes that take little of their time
-overrule it.
+A line is measured only when it was busy for some time. Before that the first push has 64 KiB, or the fewest values:
+what it leaves out follows in the next one, and a longer push would fill a slow line until all nodes have noticed. While
+pushes take less than half of their time, the least lossy codec is tried that fits by what they took; one that takes
+more than its time is given up for a while. A slow line is busy during a probe, and measured then; a fast one ends at
+the most exact codec within a few steps. A measured rate may still be too small, because of slow peers: pushes that take
+little of their time overrule it.
 
 `CodecChoice` decides, purely; `CodecControl` gathers the measured line, the shares of this node and the times.
 """
@@ -40,8 +39,6 @@ CLIMB = 0.8
 CONFIRMATIONS = 2
 #: So few bytes are sent in the most exact codec over any line: their time is the round trip.
 SMALL_BYTES = 64 * 1024
-#: What a line carries that is not measured yet: half of 1 Mbit/s, for the first backups take the rest.
-UNKNOWN_BYTES_PER_S = 62_500.0
 #: After a try that took too long, so many steps pass before the next.
 TRY_AGAIN_STEPS = 10
 
@@ -133,13 +130,8 @@ class CodecChoice:
             return self._by_rate(facts)
         # To the owners, or forwarded to the backups of this node's own shards: all of a delta goes over the line once.
         values = facts.shape.parameters if facts.shape.nodes > 1.0 else 0
-        short = (one for one in (LEAST_LOSSY, *facts.choices) if CODECS[one].bytes_per_value * values <= SMALL_BYTES)
-        # Backups are not there yet, and will be.
-        even = StepShape.even(facts.shape.parameters, facts.shape.nodes)
-        carried = UNKNOWN_BYTES_PER_S * facts.allowed_s
-        fitting = (one for one in facts.choices if self._bytes(even, one)[0] <= carried)
-        found = next(short, CHOICES[-1]), next(fitting, CHOICES[-1])
-        return min(found, key=CHOICES.index), "the line is not measured yet"
+        fitting = (one for one in (LEAST_LOSSY, *facts.choices) if CODECS[one].bytes_per_value * values <= SMALL_BYTES)
+        return next(fitting, CHOICES[-1]), "the line is not measured yet"
 
     def _by_rate(self, facts: LineFacts) -> tuple[CodecName, str]:
         rates = facts.rates

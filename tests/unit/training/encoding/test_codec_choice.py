@@ -101,22 +101,6 @@ def test_the_first_push_over_an_unknown_line_is_short() -> None:
             assert choice.codec == codec
 
 
-@pytest.mark.parametrize(
-    ("step_s", "parameters", "expected"),
-    [(5.0, 1_300_000, "sparse"), (10.0, 1_300_000, "sparse256"), (20.0, 5_000_000, "sparse")],
-)
-def test_in_long_steps_the_first_push_is_one_that_half_of_1_mbit_carries(
-    step_s: float, parameters: int, expected: CodecName
-) -> None:
-    """With the rest of its step, and with what the backups take that are not there yet."""
-    choice, known = CodecChoice(AUTO), facts(parameters=parameters, step_s=step_s)
-    choice.decide(dataclasses.replace(known, shape=dataclasses.replace(known.shape, backed=0.0)))
-
-    better = CHOICES[CHOICES.index(expected) - 1]
-    assert choice.codec == expected
-    assert step_bytes(known.shape, expected).up <= MBIT / 2 * known.allowed_s < step_bytes(known.shape, better).up
-
-
 def test_a_fast_line_that_is_never_busy_ends_at_bfloat16_within_a_few_steps() -> None:
     """Pushes of milliseconds are followed by less lossy ones until there is none."""
     choice = CodecChoice(AUTO)
