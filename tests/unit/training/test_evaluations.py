@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pnode.training.evaluations import CONFIRMATIONS, UNEVALUATED_STEPS, Evaluations
+from p2pnode.training.evaluations import UNEVALUATED_STEPS, Evaluations
 from p2pnode.training.progress import Progress
 from p2pnode.training.settings import TrainingSettings
 from p2pnode.training.trainer_link.interface import Evaluation
@@ -20,32 +20,6 @@ def note(found: Evaluations, step: int, **metrics: float) -> None:
     found.note(Evaluation(step, metrics, 10))
 
 
-def test_a_goal_holds_after_so_many_evaluations_in_a_row() -> None:
-    """One that misses it begins anew."""
-    found, progress = evaluations()
-    for step, accuracy in enumerate((0.95, 0.5, 0.95), 1):
-        note(found, step, accuracy=accuracy)
-        assert not found.is_goal_reached
-    assert progress.goal_streak == CONFIRMATIONS - 1
-    note(found, 4, accuracy=0.9)
-    assert found.is_goal_reached
-
-
-def test_a_model_counts_once_however_often_it_is_reported() -> None:
-    """A script may report one metric after the other, or the same again."""
-    found, progress = evaluations()
-    note(found, 1, accuracy=0.95)
-    note(found, 1, accuracy=0.95)
-    note(found, 1, loss=0.1)
-    assert progress.goal_streak == 1
-    note(found, 2, loss=0.1)
-    assert progress.goal_streak == 1
-    note(found, 2, accuracy=0.95)
-    assert found.is_goal_reached
-    assert progress.evaluated_metrics == {"accuracy": 0.95, "loss": 0.1}
-    assert (progress.evaluated_step, progress.evaluated_samples) == (2, 10)
-
-
 def test_without_a_goal_nothing_is_reached_and_nothing_missing() -> None:
     """Nor because another node says so."""
     found, _ = evaluations("")
@@ -56,14 +30,6 @@ def test_without_a_goal_nothing_is_reached_and_nothing_missing() -> None:
     assert not found.has_goal
     assert not found.is_goal_reached
     assert found.missing(10**6) == ""
-
-
-def test_a_goal_that_another_node_has_seen_is_reached() -> None:
-    """This node need not have evaluated."""
-    found, _ = evaluations()
-    assert not found.is_goal_reached
-    found.end_by_goal()
-    assert found.is_goal_reached
 
 
 @pytest.mark.parametrize(("eval_steps", "patience"), [(0, UNEVALUATED_STEPS), (100, 300)])
