@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
+
 from p2pnode.training.dispatch.permutation import EpochOrder
 from p2pnode.training.dispatch.recordio import RecordFileError, read_chunk
 from p2pnode.training.trainer.records.task_source import TaskSource
@@ -66,7 +68,7 @@ class RecordDraws:
             part = ClaimProgress.of(Claim(task.attempt, task.task, task.skip), task.records)
             self._parts[task.attempt, task.task] = task
         self._draws.add(part)
-        return part, task, records_in_order(_from(task, part.trained))
+        return part, task, records_in_order(msgspec.structs.replace(task, skip=part.trained))
 
     def _give_up(self, part: ClaimProgress, task: RecordTask, reason: str, *, missing: bool) -> None:
         self._present = None
@@ -90,11 +92,6 @@ class RecordDraws:
             if task is not None and one.trained >= task.records:
                 del self._parts[one.attempt, one.task]
         self.tasks.report(turn, step, trained)
-
-
-def _from(task: RecordTask, trained: int) -> RecordTask:
-    """The rest of a task."""
-    return RecordTask(task.task, task.attempt, task.pass_number, task.order, trained, task.chunks)
 
 
 def places_in_order(task: RecordTask) -> Iterator[tuple[int, int]]:
