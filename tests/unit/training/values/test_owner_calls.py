@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,9 +13,10 @@ from p2pnode.overlay.transport import TransportError
 from p2pnode.training.exchange.messages import PushResult
 from p2pnode.training.values.client import FIRST_RETRY_S, MAX_RETRY_S, OwnerCalls
 from p2pnode.training.values.rounds import LATER
-from p2pnode.training.values.shard_tasks import AT_ONCE
+from p2pnode.training.values.shard_tasks import AT_ONCE, FAULT_PAUSE_S, STAGGER_S
 from p2pnode.training.values.store import StoreUnavailable
 from tests.harness.builders.stores import contact, store_of
+from tests.harness.environment.simulated import ListLog
 from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.stories import run_by
 from tests.harness.stubs.exchange_context import ScriptedSwarm, context_of
@@ -56,10 +57,11 @@ class Bench:
         self.sent: list[tuple[float, str, list[int]]] = []
         self.moving: list[int] = []
         self.later: list[int] = []
-        self.error: TransportError | None = None
+        self.error: Exception | None = None
         self.answers_lost = 0
         self._request_s = request_s
         environment = context_of(ScriptedSwarm(contact("a"), [OWNER, OTHER]), store_of("a")).environment
+        self.log = cast(ListLog, environment.log)
         self.calls: OwnerCalls[str, PushResult] = OwnerCalls(self.directory, environment, self._ask)  # type: ignore[arg-type]
 
     async def _ask(self, owner: Contact, asked: list[tuple[int, str]]) -> list[PushResult]:
@@ -97,6 +99,39 @@ async def test_a_shard_has_one_request_at_a_time_and_an_owner_few() -> None:
     assert len(bench.sent) == AT_ONCE
     await asyncio.gather(*calls)
     assert sorted(shard for _, shards in bench.requests for shard in shards) == [0, 0, 0, *range(1, 8)]
+    await bench.calls.stop()
+
+
+@run_by(run)
+async def test_the_next_request_to_an_owner_begins_after_a_moment_or_with_the_last_answer() -> None:
+    """The moment counts from the last that has begun; of another owner nothing is waited for."""
+    bench = Bench({0: OWNER, 1: OWNER, 2: OTHER}, request_s=1.0)
+    for shard in range(3):
+        bench.call(shard)
+        await asyncio.sleep(STAGGER_S / 4)
+    assert bench.requests == [("b", [0]), ("c", [2])]
+    await asyncio.gather(*bench.calls.waiting())
+    assert bench.requests[2:] == [("b", [1])]
+    assert bench.sent[2][0] - bench.sent[0][0] == pytest.approx(STAGGER_S, abs=1e-6)
+    now_s = asyncio.get_running_loop().time()
+    bench.call(0)
+    await asyncio.sleep(STAGGER_S / 4)
+    assert bench.sent[3][0] == now_s
+    await bench.calls.stop()
+
+
+@run_by(run)
+async def test_the_shards_of_a_request_that_had_a_fault_rest() -> None:
+    """The fault is logged. They are asked for after a pause, and not again in every turn of the loop."""
+    bench = Bench({0: OWNER}, request_s=0.0)
+    bench.error = KeyError(1)
+    (call,) = bench.call(0)
+    await asyncio.sleep(FAULT_PAUSE_S - 0.1)
+    assert len(bench.sent) == 1
+    bench.error = None
+    await call
+    (record,) = bench.log.records
+    assert (record.event, record.fields["error"]) == ("exchange_service_failed", "KeyError(1)")
     await bench.calls.stop()
 
 
