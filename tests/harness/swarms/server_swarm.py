@@ -166,6 +166,10 @@ class WorldNode:
         except TimeoutError:
             return None
 
+    async def answer(self, asked: WorldAsked, payload: bytes) -> None:
+        if not asked.answered.done():
+            asked.answered.set_result(payload)
+
     async def call(self, node: bytes, payload: bytes) -> bytes:
         await asyncio.sleep(0.002 + 0.004 * self.world.random.random())
         target = self.world.nodes[node]
@@ -212,10 +216,6 @@ class WorldAsked:
         self.sender = sender
         self.payload = payload
         self.answered: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-
-    async def answer(self, payload: bytes) -> None:
-        if not self.answered.done():
-            self.answered.set_result(payload)
 
     def fail(self) -> None:
         if not self.answered.done():

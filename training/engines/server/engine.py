@@ -171,7 +171,7 @@ async def _stand_by(host: ScriptHost, options: ServerOptions, serving: bytes, ru
     while (left_s := deadline - host.clock()) > 0:
         asked = await host.receive(left_s)
         if asked is not None:
-            await asked.answer(messages.encode(Told(epoch=0, server=serving)))
+            await host.answer(asked, messages.encode(Told(epoch=0, server=serving)))
     poll = Poll(run, 0, options.text(), is_standby=True)
     try:
         return messages.decode_told(await host.call(serving, messages.encode(poll)))

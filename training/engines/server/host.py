@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from p2pnode.training.engines.link import EngineLink, NoNode
 from p2pnode.training.engines.server.record import RECORD_KEY, ServerRecord, decode_record
@@ -81,24 +81,27 @@ class ScriptHost:
             self._shown, self._shown_s = counts, now
             self._link.ask(counts)
 
-    async def receive(self, timeout_s: float) -> ScriptAsked | None:
+    async def receive(self, timeout_s: float) -> CallReceived | None:
         """The next request; None after so many seconds."""
-        call = self._link.next_call(timeout_s)
-        return None if call is None else ScriptAsked(self._link, call)
+        return self._link.next_call(timeout_s)
+
+    async def answer(self, call: CallReceived, payload: bytes) -> None:
+        """Answer a request."""
+        self._link.answer(CallAnswered(call.number, payload))
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run a function of the program, which takes as long as it takes."""
         return work()
 
     @asynccontextmanager
-    async def beside(self, work: Callable[[], Awaitable[None]], every_s: float) -> AsyncIterator[None]:
+    async def beside(self, work: Callable[[], Coroutine[Any, Any, None]], every_s: float) -> AsyncIterator[None]:
         """Run `work` every so many seconds beside what the block does; at its end the last one has ended too."""
         over = threading.Event()
 
         def repeat() -> None:
             while not over.wait(every_s):
                 try:
-                    immediate(_awaited(work))
+                    immediate(work())
                 except NoNode:
                     return
 
@@ -114,20 +117,3 @@ class ScriptHost:
 async def stored_record(host: ScriptHost) -> ServerRecord:
     """The servers' record as it is in the values. Raises `StoreUnavailable`."""
     return decode_record((await host.store.get_many([RECORD_KEY])).get(RECORD_KEY))
-
-
-class ScriptAsked:
-    """A call of another node's script."""
-
-    def __init__(self, link: EngineLink, call: CallReceived) -> None:
-        self.sender = call.sender
-        self.payload = call.payload
-        self._link = link
-        self._number = call.number
-
-    async def answer(self, payload: bytes) -> None:
-        self._link.answer(CallAnswered(self._number, payload))
-
-
-async def _awaited(work: Callable[[], Awaitable[None]]) -> None:
-    await work()

@@ -20,7 +20,7 @@ from p2pnode.training.engines.program import VerbFailed
 from p2pnode.training.engines.server import messages
 from p2pnode.training.engines.server.acceptance import Commit, Contribution, NotWeighable, ServerOptions, updates_of
 from p2pnode.training.engines.server.core import Outcome, ServerCore
-from p2pnode.training.engines.server.host import ScriptAsked, ScriptHost, stored_record
+from p2pnode.training.engines.server.host import ScriptHost, stored_record
 from p2pnode.training.engines.server.messages import HeldLease, Poll, TaskGiven, Told
 from p2pnode.training.engines.server.program import ServerContext, ServerVerbs, raise_end
 from p2pnode.training.engines.server.record import (
@@ -32,6 +32,7 @@ from p2pnode.training.engines.server.record import (
     encode_record,
 )
 from p2pnode.training.engines.server.tasks import Name
+from p2pnode.training.trainer_link.engine_messages import CallReceived
 from p2pnode.training.values.encoding import BadValue, Key, decode_key, encode_key, encode_value
 from p2pnode.training.values.store import StoreUnavailable, UpdateFailed, ValueUpdate
 
@@ -56,7 +57,7 @@ STORE_PAUSE_S = 0.2
 class ParkedPoll:
     """A worker that waits for an answer, and what its reports have come to."""
 
-    asked: ScriptAsked
+    asked: CallReceived
     contributions: list[Contribution]
     outcomes: dict[Name, Outcome]
     since: float
@@ -138,7 +139,7 @@ class Serving:
                     await self._end("failed", Failure(error.verb, keys, error.node, error.step, error.cause))
         except ServerReplaced as replaced:
             for parked in self._parked.values():
-                await parked.asked.answer(messages.encode(Told(epoch=0, server=replaced.record.server)))
+                await self._answer(parked.asked, Told(epoch=0, server=replaced.record.server))
             raise
         await self._say_farewell()
         if self._ended:
@@ -162,6 +163,9 @@ class Serving:
         while asked is not None:
             await self._hear(asked)
             asked = await self._host.receive(0.0)
+
+    async def _answer(self, asked: CallReceived, told: Told) -> None:
+        await self._host.answer(asked, messages.encode(told))
 
     async def _turn(self) -> None:
         now = self._host.clock()
@@ -220,27 +224,27 @@ class Serving:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    async def _hear(self, asked: ScriptAsked) -> None:
+    async def _hear(self, asked: CallReceived) -> None:
         try:
             poll = messages.decode_poll(asked.payload)
             contributions = [messages.contribution_of(one, asked.sender) for one in poll.reports if not one.failure]
         except (messages.BadPoll, BadValue) as error:
-            await asked.answer(messages.encode(self._told(None, refused=str(error))))
+            await self._answer(asked, self._told(None, refused=str(error)))
             return
         if self._over is not None and 0 < poll.epoch <= self._over.epoch:
-            await asked.answer(messages.encode(messages.told_of_end(self._over)))
+            await self._answer(asked, messages.told_of_end(self._over))
             return
         refused = self._refusal(poll)
         if refused or poll.is_standby or poll.leaves:
             if poll.leaves:
                 self._leave(asked.sender)
-            await asked.answer(messages.encode(self._told(None, refused=refused)))
+            await self._answer(asked, self._told(None, refused=refused))
             return
         now = self._host.clock()
         self._heard[asked.sender] = now
         former = self._parked.pop(asked.sender, None)
         if former is not None:  # it asks again before it was answered, and waits for the newer answer
-            await former.asked.answer(messages.encode(self._told(former)))
+            await self._answer(former.asked, self._told(former))
         if self._is_settled:
             outcomes = self._note(asked.sender, poll, contributions, now)
         else:
@@ -377,7 +381,7 @@ class Serving:
             given = tasks.get(worker)
             if given is not None or parked.has_news or now - parked.since >= LONGEST_WAIT_S:
                 del self._parked[worker]
-                await parked.asked.answer(messages.encode(self._told(parked, given, values)))
+                await self._answer(parked.asked, self._told(parked, given, values))
 
     async def _values(self, tasks: dict[bytes, HeldLease]) -> dict[Key, bytes]:
         wanted = dict.fromkeys(decode_key(key) for task in tasks.values() for key, own in task.work if own is None)
@@ -424,14 +428,14 @@ class Serving:
         servers = (await host.members()).servers
         missing = dict.fromkeys([*self.core.workers, *(one for one in servers if one != host.node_id)])
         for worker, parked in self._parked.items():
-            await parked.asked.answer(messages.encode(self._told(parked)))
+            await self._answer(parked.asked, self._told(parked))
             missing.pop(worker, None)
         self._parked.clear()
         deadline = host.clock() + STAY_S
         while missing and (left_s := deadline - host.clock()) > 0 and self._ended:
             asked = await host.receive(min(left_s, MEMBERS_S))
             if asked is not None:
-                await asked.answer(messages.encode(self._told(None)))
+                await self._answer(asked, self._told(None))
                 missing.pop(asked.sender, None)
             else:
                 for gone in (await host.members(list(missing))).gone:
