@@ -38,7 +38,7 @@ from p2pnode.training.values.store import StoreUnavailable, UpdateFailed, ValueU
 
 #: A worker is answered after so long even if there is nothing to tell: it shows by its next request that it lives.
 LONGEST_WAIT_S = 10.0
-#: A worker that has not asked for so long is gone, whatever its node says.
+#: A worker that was answered and has not asked for so long is gone, whatever its node says.
 SILENT_S = 20.0
 #: Between two looks at the members.
 MEMBERS_S = 0.5
@@ -381,6 +381,7 @@ class Serving:
             given = tasks.get(worker)
             if given is not None or parked.has_news or now - parked.since >= LONGEST_WAIT_S:
                 del self._parked[worker]
+                self._heard[worker] = now
                 await self._answer(parked.asked, self._told(parked, given, values))
 
     async def _values(self, tasks: dict[bytes, HeldLease]) -> dict[Key, bytes]:

@@ -164,6 +164,25 @@ async def test_a_worker_that_asks_no_more_is_taken_for_gone(world: World, _: Wor
     assert counts[-1][1] == 1
 
 
+def test_a_worker_that_waits_while_the_server_is_busy_is_not_taken_for_gone() -> None:
+    """It asks no more because it has no answer: a commit takes half a minute, for no owner answers."""
+    verbs = summing()
+    verbs.register_schedule(lambda ctx, workers: {one: ["k"] for one in workers if one == min(ctx.steps)})
+
+    async def scenario(world: World, _: WorldNode) -> None:
+        first, second = Worker(world), Worker(world)
+        task = await first.task()
+        waiting = asyncio.create_task(second.ask())
+        await asyncio.sleep(0.5)
+        world.unavailable_until = world.clock() + SILENT_S + 5.0
+        told = await first.ask(computed(task))
+        assert (told.version, (await waiting).task) == (1, None)
+        await asyncio.sleep(2 * MEMBERS_S)
+        assert (await first.ask(holds=task.held)).workers == 2
+
+    play(scenario, verbs)
+
+
 @played_by(play, summing(stops_at=1))
 async def test_a_run_that_is_over_completes_its_open_tasks_and_tells_everybody(world: World, server: WorldNode) -> None:
     """The server returns the version of the values, and stays while somebody has not heard of the end."""
