@@ -14,7 +14,7 @@ from p2pnode.overlay import requests
 from p2pnode.overlay.addresses import Address, NodeAddress
 from p2pnode.overlay.line.capacity import class_of
 from p2pnode.overlay.local_node import LocalNode
-from p2pnode.overlay.peers import Contact, Heartbeat
+from p2pnode.overlay.peers import Contact, Heartbeat, Peer
 from p2pnode.overlay.rate_limits import RateLimit
 from p2pnode.overlay.requests import RATE_LIMIT_DELAY_S, Envelope, RequestService
 from p2pnode.overlay.transport import (
@@ -30,49 +30,14 @@ from p2pnode.overlay.transport import (
     in_parts,
 )
 from tests.harness.builders.peers import heartbeat
-from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.stories import run_by
+from tests.harness.stubs.recording_protocol import MembershipWorld
 from tests.harness.stubs.stream_stub import StreamStub
 
 OWN_ID, THEIR_ID = b"o" * 20, b"t" * 20
 SOURCE = Address("10.0.0.2", 50_000)
-
-
-class Events:
-    """In the place of `Membership`: records what streams show about peers."""
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[bytes, Address]] = []
-        self.capacities: list[tuple[bytes, int]] = []
-        self.versions: list[tuple[bytes, str]] = []
-        self.streams: list[tuple[bytes, RequestStream | None]] = []
-        self.responses: list[bytes] = []
-        self.failures: list[str] = []
-        #: Requests of this node.
-        self.under_way: list[tuple[bytes, RequestStream]] = []
-        self.members = SimpleNamespace(
-            peers=SimpleNamespace(
-                note_capacity=lambda *noted: self.capacities.append(noted),
-                note_version=lambda *noted: self.versions.append(noted),
-            ),
-            takes_streams=lambda _node_id: True,
-            on_stream_request=self.on_stream_request,
-            movement=SimpleNamespace(
-                begin=lambda *request: self.under_way.append(request),
-                end=lambda *request: self.under_way.remove(request),
-            ),
-        )
-
-    def on_stream_request(self, heartbeat: Heartbeat, source: Address, stream: RequestStream | None = None) -> None:
-        self.requests.append((heartbeat.node_id, source))
-        self.streams.append((heartbeat.node_id, stream))
-
-    def on_stream_response(self, heartbeat: Heartbeat, address: Address) -> None:
-        self.responses.append(heartbeat.node_id)
-
-    def on_stream_failure(self, to: Contact, reason: str) -> None:
-        self.failures.append(reason)
+THEM = Contact(THEIR_ID, Address("10.0.0.2", 8468))
 
 
 async def no_body() -> AsyncIterator[Buffer]:
@@ -84,13 +49,30 @@ async def echo(contact: Contact, payload: bytes, _body: AsyncIterator[Buffer]) -
     return Response(payload + str(contact.address).encode())
 
 
-def service(version: str = "") -> tuple[RequestService, LocalNode, Events]:
-    local = LocalNode(OWN_ID, 1, 1, "tests", Address("10.0.0.1", 8468), version=version)
-    local.enter(b"genesis of tests")
-    events = Events()
-    made = RequestService(local, None, events, VirtualClock())  # type: ignore[arg-type]
-    made.register("echo", echo)
-    return made, local, events
+class World(MembershipWorld):
+    """The requests of one node, and its members."""
+
+    def __init__(self, version: str = "") -> None:
+        super().__init__()
+        self.local = LocalNode(OWN_ID, 1, 1, "tests", Address("10.0.0.1", 8468), version=version)
+        self.local.enter(b"genesis of tests")
+        self.made = RequestService(self.local, None, self.membership, self.clock)  # type: ignore[arg-type]
+        self.made.register("echo", echo)
+
+    def verified(self) -> list[Contact]:
+        """Who has been asked for a proof: a request came from an unknown node there."""
+        return [call.contact for call in self.recorder.calls]
+
+    def met(self) -> Peer:
+        """The other node, which is a member from now on."""
+        self.answered(heartbeat(THEIR_ID), THEM)
+        peer = self.members.peer(THEIR_ID)
+        assert peer is not None
+        return peer
+
+    def moving(self) -> list[RequestStream]:
+        """The streams with the other node that count."""
+        return list(self.members.movement.sample(THEIR_ID))
 
 
 def request(local: LocalNode, *, name: str = "echo", source: Address = SOURCE, **changes: Any) -> Request:
@@ -106,66 +88,71 @@ def play(story: Coroutine[Any, Any, Any]) -> Any:
 @run_by(play)
 async def test_a_request_reaches_its_handler_and_its_heartbeat_the_members() -> None:
     """The contact has the port that the peer listens on; the response carries the own tag and heartbeat."""
-    made, local, events = service()
-    answer = msgspec.msgpack.decode((await made.serve(request(local))).head, type=Envelope)
+    world = World()
+    local = world.local
+    answer = msgspec.msgpack.decode((await world.made.serve(request(local))).head, type=Envelope)
 
     assert answer == Envelope(local.tag or b"", local.heartbeat, b"", b"hi 10.0.0.2:8468")
-    assert events.requests == [(THEIR_ID, Address("10.0.0.2", 8468))]
+    assert world.verified() == [THEM]
+    peer = world.met()
+    await world.made.serve(request(local, heartbeat=heartbeat(THEIR_ID, step=3)))
+    assert peer.step == 3
 
 
 @run_by(play)
 async def test_the_stream_of_a_request_is_reported_with_its_peer() -> None:
     """As soon as the peer is known, so that its movement counts while the request is under way."""
-    made, local, events = service()
-    incoming = request(local)
+    world = World()
+    world.met()
+    incoming = request(world.local)
     incoming.stream = StreamStub()
-    await made.serve(incoming)
-    assert events.streams == [(THEIR_ID, incoming.stream)]
+    await world.made.serve(incoming)
+    assert world.moving() == [incoming.stream]
 
 
 class Outgoing(StreamStub):
     """A request of a transport, which is answered so, or fails."""
 
-    def __init__(self, answer: bytes | Exception, events: Events) -> None:
+    def __init__(self, answer: bytes | Exception, world: World) -> None:
         super().__init__()
-        self.answer, self.events, self.has_ended = answer, events, False
+        self.answer, self.world = answer, world
 
     async def __aenter__(self) -> ReceivedResponse:
-        assert self.events.under_way == [(THEIR_ID, self)]
+        assert self.world.moving() == [self]
         if isinstance(self.answer, Exception):
             raise self.answer
         return ReceivedResponse(self.answer, no_body())
 
     async def __aexit__(self, *_: object) -> None:
-        self.has_ended = True
+        """Nothing is left to close."""
 
 
 @pytest.mark.parametrize("ends", ["answered", "foreign", "failed", "broken", "left"])
 @run_by(play)
 async def test_a_request_counts_as_under_way_until_it_has_ended(ends: str) -> None:
     """Whether it is answered, by a node of this swarm or another, fails before or inside its body, or is left."""
-    made, local, events = service()
-    theirs = Envelope(local.tag or b"", heartbeat(THEIR_ID), b"", b"hi")
+    world = World()
+    peer = world.met()
+    theirs = Envelope(world.local.tag or b"", heartbeat(THEIR_ID, step=5), b"", b"hi")
     encoded: bytes | Exception = msgspec.msgpack.encode(theirs)
-    to = Contact(THEIR_ID, SOURCE)
     if ends == "foreign":
         encoded = b"nothing"
     if ends == "failed":
-        encoded = TransportError("refused", to.address, "refused it")
-    made._transport = SimpleNamespace(request=lambda *_, **__: Outgoing(encoded, events))  # type: ignore[assignment]
+        encoded = TransportError("refused", THEM.address, "refused it")
+    world.made._transport = SimpleNamespace(request=lambda *_, **__: Outgoing(encoded, world))  # type: ignore[assignment]
     try:
-        async with made.request(to, "echo", b"", timeout_s=1.0) as answer:
+        async with world.made.request(THEM, "echo", b"", timeout_s=1.0) as answer:
             assert answer.head == b"hi"
-            assert len(events.under_way) == 1
+            assert len(world.moving()) == 1
             if ends == "broken":
-                raise TransportError("reset", to.address, "broke off")
+                raise TransportError("reset", THEM.address, "broke off")
             if ends == "left":
                 raise ZeroDivisionError
     except (TransportError, ZeroDivisionError):
         assert ends in ("foreign", "failed", "broken", "left")
-    assert events.under_way == []
-    assert events.responses == [THEIR_ID] * (ends not in ("foreign", "failed"))
-    assert len(events.failures) == (ends in ("failed", "broken"))
+    assert world.moving() == []
+    assert peer.step == 5 * (ends not in ("foreign", "failed"))
+    assert len(world.recorder.calls) == (ends in ("failed", "broken")), "a probe"
 
 
 class ShortEnvelope(msgspec.Struct, frozen=True, array_like=True):
@@ -180,17 +167,18 @@ class ShortEnvelope(msgspec.Struct, frozen=True, array_like=True):
 @run_by(play)
 async def test_capacity_class_and_version_travel_with_requests_and_answers() -> None:
     """A peer may leave them out, and then it has announced none; what a later version appends is ignored."""
-    made, local, events = service("0.2.1")
+    world = World("0.2.1")
+    made, local, peer = world.made, world.local, world.met()
     head = (await made.serve(request(local, capacity=7, version="0.3.0.dev1"))).head
     assert msgspec.msgpack.decode(head, type=Envelope).version == "0.2.1"
-    assert (events.capacities, events.versions) == ([(THEIR_ID, 7)], [(THEIR_ID, "0.3.0.dev1")])
+    assert (peer.capacity, peer.version) == (7, "0.3.0.dev1")
 
     for _ in range(100):
         local.line.sent(0.25, 250_000, is_busy=True, is_full=True)
     short = ShortEnvelope(local.tag or b"", heartbeat(THEIR_ID), OWN_ID, b"hi ")
     head = (await made.serve(Request("echo", SOURCE, msgspec.msgpack.encode(short), no_body()))).head
     assert msgspec.msgpack.decode(head, type=Envelope).capacity == class_of(1_000_000)
-    assert len(events.capacities) == len(events.versions) == 1
+    assert (peer.capacity, peer.version) == (7, "0.3.0.dev1"), "as it was"
 
     later = [*msgspec.msgpack.decode(request(local).head), "more"]
     await made.serve(Request("echo", SOURCE, msgspec.msgpack.encode(later), no_body()))
@@ -215,18 +203,18 @@ HEAD = [b"t" * 8, heartbeat(THEIR_ID), OWN_ID, b"hi ", 0]
 @run_by(play)
 async def test_anything_else_is_no_envelope(head: bytes) -> None:
     """It is refused before anything is done with it: strangers send it."""
-    made, _, events = service("0.2.1")
+    world = World("0.2.1")
     with pytest.raises(RequestRejected, match="not an envelope"):
-        await made.serve(Request("echo", SOURCE, head, no_body()))
-    assert (events.requests, events.versions) == ([], [])
+        await world.made.serve(Request("echo", SOURCE, head, no_body()))
+    assert world.verified() == []
 
 
 @pytest.mark.parametrize(("host", "reached"), [("192.0.2.5", "192.0.2.5"), ("nonsense", "10.0.0.2")])
 @run_by(play)
 async def test_a_peer_is_reached_at_the_host_that_it_announces(host: str, reached: str) -> None:
     """If that is an address; otherwise where its request came from, at the port that it listens on."""
-    made, local, _ = service()
-    head = (await made.serve(request(local, heartbeat=heartbeat(THEIR_ID, host=host)))).head
+    world = World()
+    head = (await world.made.serve(request(world.local, heartbeat=heartbeat(THEIR_ID, host=host)))).head
     assert msgspec.msgpack.decode(head, type=Envelope).payload == f"hi {reached}:8468".encode()
 
 
@@ -236,7 +224,7 @@ async def test_a_peer_is_reached_at_the_host_that_it_announces(host: str, reache
         ({"tag": b"swarmtag"}, "other_swarm", False),
         ({"to": b"x" * 20}, "other_node", False),
         ({"source": NodeAddress.of(SOURCE, b"x" * 20)}, "anothers_name", False),
-        ({"heartbeat": heartbeat(OWN_ID)}, "own_id", True),
+        ({"heartbeat": heartbeat(OWN_ID, boot_id=8)}, "own_id", True),
         ({"name": "whisper"}, "no_handler", True),
     ],
 )
@@ -246,18 +234,19 @@ async def test_a_misdirected_request_never_reaches_a_handler(
 ) -> None:
     """Each kind is counted; only a request of this swarm, to this node, and under the sender's own id refreshes a
     peer."""
-    made, local, events = service()
+    world = World()
     with pytest.raises(RequestRejected):
-        await made.serve(request(local, **changes))
+        await world.made.serve(request(world.local, **changes))
 
-    assert made.counters[f"requests_refused_{counter}"] == 1
-    assert bool(events.requests) is is_seen
+    assert world.made.counters[f"requests_refused_{counter}"] == 1
+    assert bool(world.verified()) is is_seen
 
 
 @run_by(play)
 async def test_a_node_outside_any_swarm_serves_no_request() -> None:
     """Before `enter` there is no tag to compare with."""
-    made, local, _ = service()
+    world = World()
+    made, local = world.made, world.local
     incoming = request(local)
     local.tag = None
     with pytest.raises(RequestRejected, match="not joined a swarm"):
@@ -272,7 +261,8 @@ async def test_a_stranger_beyond_the_rate_is_refused_after_a_delay(monkeypatch: 
     async def answer(_incoming: Request) -> Response:
         return Response(b"hello")
 
-    made, local, _ = service()
+    world = World()
+    made, local = world.made, world.local
     made.register_bare("hello", answer)
     for _ in range(2):
         await made.serve(request(local, name="hello"))
