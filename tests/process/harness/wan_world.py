@@ -53,9 +53,16 @@ class Wan:
 
     def sent_bytes(self, node: int) -> int:
         """What this machine's interface has sent, by the kernel's own counter, headers of IP included."""
+        return self._counter(node, 8)
+
+    def received_bytes(self, node: int) -> int:
+        """What it has received."""
+        return self._counter(node, 0)
+
+    def _counter(self, node: int, column: int) -> int:
         found = self.machines[node].inside(lambda: Path("/proc/thread-self/net/dev").read_text())
         [line] = [line for line in found.splitlines() if line.strip().startswith("wan0:")]
-        return int(line.split(":")[1].split()[8])
+        return int(line.split(":")[1].split()[column])
 
     def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
         assert self._relay.stdin is not None
