@@ -1,5 +1,6 @@
-"""What needs attention on a node, each with what to do: `/status.health`.
+"""How a node is, in one sentence, and what needs attention, each with what to do: `summary` and `health` of `/status`.
 
+The summary says whether the node is connected, whether it learns, which peer it waits for, and what its user should do.
 A finding is made from what is so now, so it goes when its cause has gone.
 """
 
@@ -24,8 +25,8 @@ from p2pnode.status.findings import (
     version_findings,
     warning,
 )
-from p2pnode.status.schema import DispatchStatus, Finding, LineStatus, LostPeer
-from p2pnode.status.sections import device_status, gpu_status
+from p2pnode.status.schema import DispatchStatus, Finding, FinishingStatus, LineStatus, LostPeer, WaitingStatus
+from p2pnode.status.sections import awaits_script, device_status, gpu_status
 from p2pnode.training.exchange.exchange import Exchange
 from p2pnode.training.exchange.timeouts import Obstacles
 from p2pnode.training.findings.duplicate_data import ADVICE
@@ -82,6 +83,67 @@ def findings(
     if waiting is not None and node.environment.clock.monotonic() - waiting.since > LONG_WAIT_S:
         found.append(warning(f"waiting for {short(waiting.slowest)}", "see /peers"))
     return found
+
+
+def summary(
+    node: Node,
+    lost: Sequence[LostPeer],
+    waiting: WaitingStatus | None,
+    finishing: FinishingStatus | None,
+    dispatch: DispatchStatus | None,
+) -> str:
+    """One sentence."""
+    population = node.overlay.population()
+    others = max(0, round(population.estimate) - 1)
+    about = "" if population.exact else "about "
+    company = f"{about}{others} peer{'' if others == 1 else 's'}"
+    if lost and not node.overlay.peers:
+        company = f"0 peers ({last_loss(lost)})"
+    step = node.progress.step
+    match node.state:
+        case "joining":
+            return _join(node)
+        case "waiting_for_nodes":
+            need = node.config.training.min_nodes
+            return f"waiting for nodes: have {node.nodes_ready()}, need {need}"
+        case "waiting" if waiting is not None:
+            return (
+                f"at step {step} with {company}; waiting for {waiting.slowest[:8]} "
+                f"at step {waiting.its_step} since {waiting.since_seconds:.1f} s"
+            )
+        case "training" | "waiting":
+            return f"training at step {step} with {company}; waiting for no peer"
+        case "stalled":
+            return f"stalled at step {step}: the trainer makes no progress; the node continues to own its shards"
+        case "finished" | "leaving" if finishing is not None:
+            left = f"{finishing.deadline_seconds:.0f} s left"
+            return f"finished at step {step} ({finishing.what}); waiting for the script to end by itself, {left}"
+        case "serving":
+            return f"master of the records, with {company}; {_serving(dispatch)}"
+        case state:
+            return f"{state} at step {step} with {company}"
+
+
+def _join(node: Node) -> str:
+    failures = "; ".join(f"{address}: {reason}" for address, reason in node.overlay.attempts.items())
+    if failures:
+        return f"joining; {failures}"
+    if node.overlay.genesis is not None and awaits_script(node):
+        return "joining: the script runs, and has not called p2pnode.attach (or p2pnode.engine) yet"
+    if node.exchange is None or (download := node.exchange.pull_client.download) is None:
+        return "joining: starting the trainer and looking for peers"
+    done, total, _ = download
+    waits = waits_for(node.exchange.pull_client.obstacles, node.environment.clock.monotonic())
+    share = f"joining: {100 * done // max(1, total)} % of the model is here"
+    return f"{share}; shards wait: {waits}" if waits else share
+
+
+def _serving(status: DispatchStatus | None) -> str:
+    if status is None or not status.serves:
+        return f"it does not serve: {'' if status is None else status.last_error}"
+    if status.tasks is None:
+        return "no data set is registered yet"
+    return f"pass {status.pass_number}: {status.done} of {status.tasks} tasks done, {status.leased} leased"
 
 
 def last_loss(lost: Sequence[LostPeer]) -> str:

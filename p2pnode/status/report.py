@@ -1,14 +1,13 @@
 """Builds the answers of the status API from a node's memory: `/status`, `/peers`, `/steps`, `/readyz`, `/metrics`.
 
-The summary is one sentence: whether the node is connected, whether it learns, which peer it waits for, and what its
-user should do. The types of the answers are in `p2pnode.status.schema`.
+The types of the answers are in `p2pnode.status.schema`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from p2pnode.lifecycle.node import Node
 from p2pnode.overlay.environment import Clock
 from p2pnode.status import SCHEMA
 from p2pnode.status.events import EventRing
-from p2pnode.status.health import findings, last_loss, waits_for
+from p2pnode.status.health import findings, summary
 from p2pnode.status.metrics import families
 from p2pnode.status.prometheus import Family
 from p2pnode.status.schema import (
@@ -30,6 +29,7 @@ from p2pnode.status.schema import (
     FinishingStatus,
     LineStatus,
     LoopStatus,
+    LostPeer,
     NodeStatus,
     PeerStatus,
     PopulationStatus,
@@ -41,7 +41,6 @@ from p2pnode.status.schema import (
 )
 from p2pnode.status.sections import (
     LostPeers,
-    awaits_script,
     coordination_status,
     device_status,
     dispatch_status,
@@ -156,7 +155,7 @@ class StatusReport:
         keys, lost = self._keys(), self._lost.rows()
         return Status(
             schema=SCHEMA,
-            summary=self._summary(),
+            summary=self._summary(lost),
             node=NodeStatus(
                 id=overlay.node_id.hex(),
                 incarnation=node.incarnation,
@@ -233,10 +232,11 @@ class StatusReport:
 
     def ready(self) -> tuple[bool, str]:
         """Whether the node trains, and its summary."""
-        state = self._node.state
-        if state in ("training", "waiting", "finished", "paused", "serving"):
-            return True, self._summary()
-        return False, self._summary()
+        is_ready = self._node.state in ("training", "waiting", "finished", "paused", "serving")
+        return is_ready, self._summary(self._lost.rows())
+
+    def _summary(self, lost: Sequence[LostPeer]) -> str:
+        return summary(self._node, lost, self._waiting(), self._finishing(), self._dispatch())
 
     def _sample(self) -> int:
         if not self._node.barrier.samples:
@@ -345,59 +345,6 @@ class StatusReport:
             load=result.how_to_load,
             may_differ=result.why_differs or None,
         )
-
-    def _summary(self) -> str:
-        node = self._node
-        population = node.overlay.population()
-        others = max(0, round(population.estimate) - 1)
-        about = "" if population.exact else "about "
-        company = f"{about}{others} peer{'' if others == 1 else 's'}"
-        if not node.overlay.peers and (lost := self._lost.rows()):
-            company = f"0 peers ({last_loss(lost)})"
-        step = node.progress.step
-        match node.state:
-            case "joining":
-                failures = "; ".join(f"{address}: {reason}" for address, reason in node.overlay.attempts.items())
-                if failures:
-                    return f"joining; {failures}"
-                if node.overlay.genesis is not None and awaits_script(node):
-                    return "joining: the script runs, and has not called p2pnode.attach (or p2pnode.engine) yet"
-                if node.exchange is not None and (download := node.exchange.pull_client.download) is not None:
-                    done, total, _ = download
-                    waits = waits_for(node.exchange.pull_client.obstacles, node.environment.clock.monotonic())
-                    share = f"joining: {100 * done // max(1, total)} % of the model is here"
-                    return f"{share}; shards wait: {waits}" if waits else share
-                return "joining: starting the trainer and looking for peers"
-            case "waiting_for_nodes":
-                need = node.config.training.min_nodes
-                return f"waiting for nodes: have {node.nodes_ready()}, need {need}"
-            case "training":
-                return f"training at step {step} with {company}; waiting for no peer"
-            case "waiting":
-                waiting = self._waiting()
-                if waiting is None:
-                    return f"training at step {step} with {company}; waiting for no peer"
-                return (
-                    f"at step {step} with {company}; waiting for {waiting.slowest[:8]} "
-                    f"at step {waiting.its_step} since {waiting.since_seconds:.1f} s"
-                )
-            case "stalled":
-                return f"stalled at step {step}: the trainer makes no progress; the node continues to own its shards"
-            case "finished" | "leaving" if (finishing := self._finishing()) is not None:
-                left = f"{finishing.deadline_seconds:.0f} s left"
-                return f"finished at step {step} ({finishing.what}); waiting for the script to end by itself, {left}"
-            case "serving":
-                return f"master of the records, with {company}; {self._serving()}"
-            case state:
-                return f"{state} at step {step} with {company}"
-
-    def _serving(self) -> str:
-        status = self._dispatch()
-        if status is None or not status.serves:
-            return f"it does not serve: {'' if status is None else status.last_error}"
-        if status.tasks is None:
-            return "no data set is registered yet"
-        return f"pass {status.pass_number}: {status.done} of {status.tasks} tasks done, {status.leased} leased"
 
 
 class _Sizes(NamedTuple):
