@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from p2pnode.errors import ExitCode, UserError
 from p2pnode.status.events import EventRing
 from p2pnode.status.prometheus import render
 from p2pnode.status.report import LoopDelay, StatusReport
@@ -244,6 +245,27 @@ def test_a_task_that_nobody_can_train_is_discarded_and_the_pass_goes_on() -> Non
     discarded = swarm.of("dispatch_task_discarded")
     assert sorted(record.fields["task"] for record in discarded) == [3, 3, 7, 7]
     assert "none of 2 nodes can read it" in next(r.fields["reason"] for r in discarded if r.fields["task"] == 7)
+
+
+def test_a_run_whose_last_pass_trains_nothing_is_a_failure() -> None:
+    """Every task fails, so nothing was learned: workers end with the code of the trainer, and the master cleanly."""
+
+    async def scenario(swarm: DispatchSwarm) -> None:
+        swarm.start_workers(2)
+        for name in ("w0", "w1"):
+            swarm.trainer(name).cannot_read = dict.fromkeys(range(15), False)
+        swarm.start_master("m")
+        await swarm.until_ended(["w0", "w1", "m"], 900)
+        for name in ("w0", "w1"):
+            task = swarm.hosts[name].task
+            assert task is not None
+            error = task.exception()
+            assert isinstance(error, UserError)
+            assert (error.exit_code, "no record could be trained on" in str(error)) == (ExitCode.TRAINER, True)
+        assert (master := swarm.hosts["m"].task) is not None
+        assert master.result() == "passes"
+
+    simulate(scenario, seed=17, passes=1, rules=QueueRules(max_failures=1))
 
 
 def test_every_node_of_a_small_swarm_may_serve_and_one_does() -> None:

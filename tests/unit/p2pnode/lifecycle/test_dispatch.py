@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from p2pnode.config.settings import Config
-from p2pnode.errors import ExitCode
 from p2pnode.lifecycle.dispatch import STAY_S, NodeDispatch
 from p2pnode.lifecycle.environment import NodeEnvironment
 from p2pnode.overlay.peers import Activity
 from p2pnode.overlay.settings import NodeSettings
-from p2pnode.training.dispatch.answers import Answer
 from p2pnode.training.dispatch.messages import DISPATCH, MASTER
 from p2pnode.training.settings import DispatchSettings, TrainingSettings
 from p2pnode.training.trainer_link.data_messages import DataWanted
@@ -162,22 +160,6 @@ def test_a_master_whose_job_is_done_stays_for_those_that_have_not_heard(
     parts.dispatch.master = done
     assert parts.dispatch.stay_s() == stays_s
     assert Parts(source="master").dispatch.stay_s() is None, "another node is the master"
-
-
-@on_loop
-def test_a_run_whose_last_pass_failed_throughout_is_a_failure() -> None:
-    """With the exit code of the trainer; any other end of the records is none."""
-    drawing = Parts(source="master")
-    assert drawing.dispatch.failure() is None
-    assert drawing.dispatch.records is not None
-    drawing.dispatch.records.ended = Answer.JOB_DONE
-    assert drawing.dispatch.failure() is None
-    drawing.dispatch.records.ended = Answer.ALL_FAILED
-    failure = drawing.dispatch.failure()
-    assert failure is not None
-    assert failure.exit_code == ExitCode.TRAINER
-    assert "no record could be trained on" in str(failure)
-    assert Parts(role="peer+master").dispatch.failure() is None
 
 
 @run_by(run)
