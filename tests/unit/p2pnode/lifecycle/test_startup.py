@@ -496,3 +496,15 @@ async def test_a_founder_chooses_shards_for_the_nodes_that_it_waits_for(swarm: S
     founder = swarm.start("n0").living
     await swarm.until(lambda: founder.state == "waiting_for_nodes", within_s=60, what="it waits")
     assert (len(founder.exchange.store), founder.startup.shards_by) == (128, "model")
+
+
+@pytest.mark.parametrize(("free", "limit"), [(None, 512 << 20), (1 << 30, 512 << 20), (8 << 30, 2 << 30)])
+@played_by(simulate)
+async def test_a_node_owns_named_values_of_a_quarter_of_its_free_memory(
+    swarm: Swarm, *, free: int | None, limit: int
+) -> None:
+    """At its start, and of 512 MiB at least."""
+    swarm.available_memory = free
+    node = swarm.start("n0").living
+    await swarm.until(lambda: node.exchange is not None, within_s=30, what="it has an exchange")
+    assert node.exchange.values.handler.rounds.limit_bytes == limit

@@ -77,6 +77,14 @@ def test_impossible_data_sets_are_refused_by_name() -> None:
         ChunkTable([DatasetChunk("a", 0, 0, 1), DatasetChunk("b", 0, 0, 1), DatasetChunk("a", 1, 9, 1)])
 
 
+@pytest.mark.parametrize(("count", "each"), [(1, 1), (511, 1), (512, 2), (2559, 9), (2560, 10), (100_000, 10)])
+def test_a_large_data_set_has_ten_chunks_in_a_task_and_a_small_one_as_many_tasks_as_chunks(
+    count: int, each: int
+) -> None:
+    """So there are tasks for all workers, and at most 52,429 of them."""
+    assert table(a=count).chunks_per_task == each
+
+
 def test_the_first_difference_is_named() -> None:
     """Another order, number of chunks, number of records, places, and files too many or too few."""
     registered = table(a=2, b=3).summary()
