@@ -294,8 +294,8 @@ def _restart(peer: Peer, heartbeat: Heartbeat, now: float) -> None:
 def _merge(peer: Peer, heartbeat: Heartbeat, now: float) -> ChangeKind | None:
     """A heartbeat of the start that is known."""
     peer.last_heard = now
-    if heartbeat.step < peer.step or peer.activity is Activity.LEAVING:
-        return None  # overtaken by a newer one; and only a new incarnation ends LEAVING
+    if heartbeat.step < peer.step:
+        return None  # overtaken by a newer one
     if heartbeat.step > peer.step:
         peer.step = heartbeat.step
         peer.last_progress = now

@@ -19,7 +19,7 @@ from p2pnode.overlay.discovery.placement import rank
 from p2pnode.overlay.environment import Clock
 from p2pnode.overlay.local_node import LocalNode
 from p2pnode.overlay.membership.service import Membership
-from p2pnode.overlay.peers import Activity, Contact, Peer
+from p2pnode.overlay.peers import Contact, Peer
 
 #: A key is looked up again after this long; failures and new known peers count without another lookup.
 LOOKUP_INTERVAL_S = 30.0
@@ -89,10 +89,7 @@ class Candidates:
 
     def _may_own(self, peer: Peer) -> bool:
         return (
-            peer.eligible
-            and peer.activity is not Activity.LEAVING
-            and not self._members.detector.is_suspect(peer.node_id)
-            and self._is_reachable(peer.node_id)
+            peer.eligible and not self._members.detector.is_suspect(peer.node_id) and self._is_reachable(peer.node_id)
         )
 
     def _known(self) -> dict[bytes, Contact]:

@@ -19,43 +19,37 @@ from p2pnode.overlay.discovery.placement import _negative_log2, rank, weight
 from p2pnode.overlay.ids import distance, key_id
 from p2pnode.overlay.line.capacity import FLOOR_CLASSES, MAX_CLASSES_ABOVE, TOP_CLASS
 from p2pnode.overlay.local_node import LocalNode
-from p2pnode.overlay.peers import Activity, Contact, PeerTable
+from p2pnode.overlay.membership.service import STREAM_FAILURES
+from p2pnode.overlay.peers import Activity, Contact
 from tests.harness.builders.peers import heartbeat, ids
-from tests.harness.environment.simulated import VirtualClock
 from tests.harness.environment.virtual_loop import run
 from tests.harness.runner.stories import run_by
+from tests.harness.stubs.recording_protocol import OWN, MembershipWorld
 
-OWN, *OTHERS = ids(31)
+OTHERS = ids(30)
 KEY = b"k" * 20
 K = 20
 
 
-class World:
+class World(MembershipWorld):
     """One node, its peers, and lookups that return what the test sets."""
 
     def __init__(self, peers: Sequence[bytes], *, knows_all: bool = True) -> None:
+        super().__init__()
         self.local = LocalNode(OWN, 1, 1, "tests", Address("10.0.0.1", 8468))
         self.local.set_reached(True)
-        self.peers = PeerTable()
-        self.suspects: list[bytes] = []
-        self.unreachable: list[bytes] = []
         self.result: list[Contact] | Exception = []
         self.lookups = 0
         for node_id in peers:
             self.meet(node_id)
-        members = SimpleNamespace(
-            peers=self.peers,
-            peer=self.peers.get,
-            detector=SimpleNamespace(is_suspect=lambda node_id: node_id in self.suspects),
-        )
-        membership: Any = SimpleNamespace(members=members, is_reachable=lambda node_id: node_id not in self.unreachable)
         lookups: Any = SimpleNamespace(find=self._find)
         sampler: Any = SimpleNamespace(knows_nearly_all=lambda: knows_all)
-        self.candidates = Candidates(self.local, K, membership, lookups, sampler, VirtualClock())
+        self.candidates = Candidates(self.local, K, self.membership, lookups, sampler, self.clock)
 
     def meet(self, node_id: bytes, **changes: object) -> None:
         fields: dict[str, object] = {"eligible": True, "activity": int(Activity.TRAINING), **changes}
-        self.peers.observe(heartbeat(node_id, **fields), "10.0.1.1", 0.0)
+        home = Contact(node_id, Address(f"10.0.1.{OTHERS.index(node_id)}", 8468))
+        self.answered(heartbeat(node_id, **fields), home)
 
     async def _find(self, key: bytes) -> list[Contact]:
         assert key == KEY
@@ -84,11 +78,12 @@ async def test_only_peers_that_can_take_a_shard_now_are_candidates() -> None:
     """Not eligible, leaving, suspected, or with failing streams: each is enough to be left out."""
     world = World(OTHERS[:2])
     world.meet(OTHERS[2], eligible=False)
+    for node_id in OTHERS[3:6]:
+        world.meet(node_id)
     world.meet(OTHERS[3], activity=int(Activity.LEAVING))
-    world.meet(OTHERS[4])
-    world.suspects.append(OTHERS[4])
-    world.meet(OTHERS[5])
-    world.unreachable.append(OTHERS[5])
+    world.members.on_unreachable(OTHERS[4])
+    for _ in range(STREAM_FAILURES):
+        world.membership.on_stream_failure(Contact(OTHERS[5], Address("10.0.1.5", 8468)), "reset")
 
     assert sorted(await world.of()) == sorted([OWN, *OTHERS[:2]])
 
@@ -108,7 +103,7 @@ async def test_only_the_k_closest_known_nodes_are_candidates() -> None:
 async def test_several_keys_have_the_candidates_that_each_of_them_has_alone(knows_all: bool) -> None:
     """Each key in its own order and with its own closest nodes; in a swarm that is known each peer is asked once."""
     world = World(OTHERS[:-1], knows_all=knows_all)
-    world.suspects.append(OTHERS[3])
+    world.members.on_unreachable(OTHERS[3])
     asked: list[bytes] = []
     is_reachable = world.candidates._is_reachable
     world.candidates._lookups.find = lambda _key: asyncio.sleep(0.1, [])  # type: ignore[method-assign,assignment]
@@ -130,7 +125,7 @@ async def test_a_node_that_fails_during_a_lookup_is_no_candidate_of_the_next_key
     async def find(_key: bytes) -> list[Contact]:
         await asyncio.sleep(0.1)
         if world.lookups:
-            world.suspects.append(OTHERS[0])
+            world.members.on_unreachable(OTHERS[0])
         world.lookups += 1
         return []
 
@@ -145,10 +140,10 @@ async def test_the_order_follows_each_change_of_a_candidate() -> None:
     """A new capacity class, and a candidate that is suspected."""
     world = World(OTHERS[:3])
     assert await world.of() == rank(KEY, [OWN, *OTHERS[:3]])
-    world.peers.note_capacity(OTHERS[0], TOP_CLASS)
+    world.members.peers.note_capacity(OTHERS[0], TOP_CLASS)
     fast = dict.fromkeys((OWN, *OTHERS[1:3]), 0) | {OTHERS[0]: TOP_CLASS}
     assert await world.of() == rank(KEY, fast, fast)
-    world.suspects.append(OTHERS[1])
+    world.members.on_unreachable(OTHERS[1])
     del fast[OTHERS[1]]
     assert await world.of() == rank(KEY, fast, fast)
 
@@ -188,8 +183,8 @@ async def test_candidates_are_ranked_by_what_they_announced_and_by_the_own_line(
     """A peer under the floor is left out, and so is this node when its own line is."""
     world = World(OTHERS[:4])
     for node_id in OTHERS[:4]:
-        world.peers.note_capacity(node_id, 10)
-    world.peers.note_capacity(OTHERS[0], 3)
+        world.members.peers.note_capacity(node_id, 10)
+    world.members.peers.note_capacity(OTHERS[0], 3)
     assert {each.node_id for each in await world.candidates.of(KEY)} == {OWN, *OTHERS[1:4]}
     assert [world.candidates.capacity(each) for each in (OWN, OTHERS[0], OTHERS[1], b"unknown")] == [0, 3, 10, 0]
 
