@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import get_args
 
 import msgspec
 
@@ -21,7 +22,7 @@ from p2pnode.training.engines.calls import ScriptCalls
 from p2pnode.training.engines.participation import Participation
 from p2pnode.training.engines.script_service import EngineService
 from p2pnode.training.exchange.exchange import Exchange
-from p2pnode.training.settings import BarrierSettings
+from p2pnode.training.settings import BarrierMethod, BarrierSettings
 from p2pnode.training.trainer_link.engine_messages import EngineOpened, EngineReady, TaskCounts
 from p2pnode.training.trainer_link.interface import TrainerLeft
 from p2pnode.training.trainer_link.messages import derive_start_seed
@@ -122,6 +123,13 @@ def barrier_of(settings: BarrierSettings, opened: EngineOpened) -> BarrierSettin
     """The barrier of a run: that of the settings, unless the script names another. Raises `UserError`."""
     if not opened.method:
         return settings
+    methods = get_args(BarrierMethod)
+    if opened.method not in methods:
+        raise UserError(
+            f"the engine's barrier cannot be used: {opened.method!r} is none of {', '.join(methods)}",
+            "",
+            ExitCode.CONFIGURATION,
+        )
     changes = {"method": opened.method, "staleness": opened.staleness, "sample": opened.sample}
     try:
         return msgspec.convert(msgspec.structs.asdict(settings) | changes, BarrierSettings)
