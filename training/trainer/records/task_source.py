@@ -33,19 +33,18 @@ IDLE_S = 0.1
 class _Connected:
     """What both kinds of sources do with the connection."""
 
-    def __init__(self, connection: DaemonConnection | None) -> None:
+    def __init__(self, connection: DaemonConnection) -> None:
         self._connection = connection
 
     @property
     def stopped(self) -> bool:
         """Whether the node ends."""
-        return self._connection is not None and (self._connection.stopping or self._connection.lost)
+        return self._connection.stopping or self._connection.lost
 
     def idle(self) -> None:
         """Wait a moment, as a trainer that has nothing to do."""
-        if self._connection is not None:
-            with contextlib.suppress(DaemonGone):
-                self._connection.send(SignOfLife())
+        with contextlib.suppress(DaemonGone):
+            self._connection.send(SignOfLife())
         time.sleep(IDLE_S)
 
 
@@ -54,7 +53,6 @@ class DispatchedTasks(_Connected):
 
     def __init__(self, connection: DaemonConnection) -> None:
         super().__init__(connection)
-        self._daemon = connection
         self._number = 0
         self._is_asking = False
         with contextlib.suppress(DaemonGone):
@@ -63,7 +61,7 @@ class DispatchedTasks(_Connected):
     def next_task(self, *, wait: bool) -> RecordTask | None:
         """The next task; None: there is none now, or the order under way was cancelled. A request that was not answered
         before stays the one that is waited for, because the daemon may have granted a task by it."""
-        connection = self._daemon
+        connection = self._connection
         began_s = time.monotonic()
 
         def gives_up() -> bool:
@@ -84,12 +82,12 @@ class DispatchedTasks(_Connected):
 
     def give_up(self, task: RecordTask, reason: str, *, missing: bool) -> None:
         """No more of this task is drawn, because it cannot be read or decoded. Raises `DaemonGone`."""
-        self._daemon.send(RecordsUnreadable(task.task, task.attempt, reason[:4096], missing))
+        self._connection.send(RecordsUnreadable(task.task, task.attempt, reason[:4096], missing))
 
     def report(self, turn: int, step: int, trained: Sequence[TaskTrained]) -> None:
         """The delta of this turn is about to be reported. Raises `DaemonGone`."""
         if trained:
-            self._daemon.send(RecordsTrained(turn, step, list(trained)))
+            self._connection.send(RecordsTrained(turn, step, list(trained)))
 
     def state(self) -> str | None:
         """The position, for a checkpoint."""
@@ -113,11 +111,11 @@ class LocalTasks(_Connected):
     `node_seed` differs on each node. Raises `TrainerFailed`.
     """
 
-    def __init__(self, source: RecordSource, node_seed: int, connection: DaemonConnection | None = None) -> None:
+    def __init__(self, source: RecordSource, node_seed: int, connection: DaemonConnection) -> None:
+        super().__init__(connection)
         self._dataset = open_files(source)
         self._source = source
         self._seed = node_seed
-        super().__init__(connection)
         self._number = self._skip = 0
         self._position = _LocalPosition(len(self._dataset.table), 0, 0)
 

@@ -1,4 +1,4 @@
-"""Ranks: a single process, and torchrun without a process group. (Two ranks: tests/process/test_attached_swarm.py.)"""
+"""What ranks compare. (Two ranks: tests/process/test_attached_swarm.py; none that know each other: test_attach.py.)"""
 
 from __future__ import annotations
 
@@ -47,15 +47,6 @@ def test_a_rank_with_another_model_is_refused(other: tuple[str, dict[str, str]],
     with pytest.raises(TrainerFailed, match=reason) as failure:
         Gathered([("a", {"mask": "1"}), other]).require_equal("a", {"mask": "1"})
     assert failure.value.fatal
-
-
-def test_torchrun_without_a_process_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several processes that do not know each other would train several replicas; the hint names the call."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-
-    with pytest.raises(TrainerFailed, match="WORLD_SIZE") as failure:
-        Ranks.find()
-    assert "init_process_group" in failure.value.hint
 
 
 def scaler(scale: float) -> torch.amp.GradScaler:

@@ -61,6 +61,10 @@ def source_of(path: Path, *, shuffle: bool = True, passes: int = 2) -> RecordSou
     return RecordSource("local", [path.name], str(path.parent), shuffle, passes, 0)
 
 
+def local(source: RecordSource, node_seed: int, connection: RecordConnection | None = None) -> LocalTasks:
+    return LocalTasks(source, node_seed, cast(DaemonConnection, connection or RecordConnection([])))
+
+
 def numbers(tasks: LocalTasks, count: int) -> list[int | None]:
     """The chunks of the next tasks."""
     found = [tasks.next_task(wait=False) for _ in range(count)]
@@ -94,21 +98,21 @@ def test_a_wait_ends_with_the_node_or_the_order(how: str) -> None:
 
 def test_every_pass_has_every_chunk_in_an_order_of_its_own(path: Path) -> None:
     """Another node has another order; without shuffling it is that of the file."""
-    tasks = LocalTasks(source_of(path), 1)
+    tasks = local(source_of(path), 1)
     first, second = numbers(tasks, 6), numbers(tasks, 6)
 
     assert sorted(first) == sorted(second) == list(range(6))  # type: ignore[type-var]
     assert first != second
-    assert numbers(LocalTasks(source_of(path), 2), 6) != first
+    assert numbers(local(source_of(path), 2), 6) != first
     assert numbers(tasks, 1) == [None]
-    plain = LocalTasks(source_of(path, shuffle=False, passes=0), 1)
+    plain = local(source_of(path, shuffle=False, passes=0), 1)
     assert numbers(plain, 13) == [*range(6), *range(6), 0]
 
 
 def test_the_records_of_a_task_are_permuted_only_where_they_are_shuffled(path: Path) -> None:
     """Order 0 is that of the file; passes are counted from 1."""
-    shuffled = [LocalTasks(source_of(path), 6).next_task(wait=False)]
-    plain = LocalTasks(source_of(path, shuffle=False), 6).next_task(wait=False)
+    shuffled = [local(source_of(path), 6).next_task(wait=False)]
+    plain = local(source_of(path, shuffle=False), 6).next_task(wait=False)
     assert shuffled[0] is not None
     assert plain is not None
 
@@ -118,14 +122,14 @@ def test_the_records_of_a_task_are_permuted_only_where_they_are_shuffled(path: P
 
 def test_a_saved_position_is_gone_on_from(path: Path) -> None:
     """The task that is not wholly trained comes again, without what is trained of it."""
-    tasks = LocalTasks(source_of(path), 1)
+    tasks = local(source_of(path), 1)
     given = [tasks.next_task(wait=False) for _ in range(4)]
     tasks.report(1, 1, [TaskTrained(1, 1, 2), TaskTrained(2, 1, 1)])
     tasks.report(2, 2, [])
     state = tasks.state()
     assert state is not None
 
-    again = LocalTasks(source_of(path), 1)
+    again = local(source_of(path), 1)
     again.restore(state)
     found = [again.next_task(wait=False) for _ in range(2)]
     assert given[2] is not None
@@ -136,9 +140,9 @@ def test_a_saved_position_is_gone_on_from(path: Path) -> None:
 
 def test_a_position_of_other_files_is_refused(path: Path, tmp_path: Path) -> None:
     """With both numbers of chunks; and what is no position."""
-    other = LocalTasks(source_of(write_records(tmp_path / "other.recordio", [b"x"] * 3, 1)), 1).state()
+    other = local(source_of(write_records(tmp_path / "other.recordio", [b"x"] * 3, 1)), 1).state()
     assert other is not None
-    tasks = LocalTasks(source_of(path), 1)
+    tasks = local(source_of(path), 1)
     with pytest.raises(ValueError, match="records with 3 chunks, and these have 6"):
         tasks.restore(other)
     with pytest.raises(ValueError, match="no position in records"):
@@ -147,7 +151,7 @@ def test_a_position_of_other_files_is_refused(path: Path, tmp_path: Path) -> Non
 
 def test_a_local_task_that_cannot_be_read_ends_the_trainer(path: Path) -> None:
     """Nobody else has it; the file is named."""
-    tasks = LocalTasks(source_of(path), 1)
+    tasks = local(source_of(path), 1)
     task = tasks.next_task(wait=False)
     assert task is not None
     with pytest.raises(OSError, match=rf"cannot go on in {path}: broken"):
@@ -155,10 +159,10 @@ def test_a_local_task_that_cannot_be_read_ends_the_trainer(path: Path) -> None:
 
 
 def test_a_node_that_stops_gives_no_local_task(path: Path) -> None:
-    """Without a connection there is nothing that could stop it."""
+    """One that goes on does."""
     connection = RecordConnection(tasks_of(path, 1))
-    tasks = LocalTasks(source_of(path), 1, cast(DaemonConnection, connection))
-    assert not LocalTasks(source_of(path), 1).stopped
+    tasks = local(source_of(path), 1, connection)
+    assert not local(source_of(path), 1).stopped
     connection.stopping = True
 
     assert tasks.next_task(wait=True) is None
