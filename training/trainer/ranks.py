@@ -61,9 +61,10 @@ class Combined(NamedTuple):
 
 
 class Ranks:
-    """This process, number `rank` of `count`; `device` is where the process group requires its tensors."""
+    """This process, number `rank` of `count`; `device` is where the process group requires its tensors. By default it
+    is alone."""
 
-    def __init__(self, rank: int, count: int, device: str) -> None:
+    def __init__(self, rank: int = 0, count: int = 1, device: str = "cpu") -> None:
         self.rank = rank
         self.count = count
         self._device = device
@@ -81,7 +82,7 @@ class Ranks:
                 "call torch.distributed.init_process_group() before p2pnode.attach()",
                 fatal=True,
             )
-        return cls(0, 1, "cpu")
+        return cls()
 
     @property
     def is_first(self) -> bool:

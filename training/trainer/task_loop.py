@@ -64,7 +64,7 @@ class TaskLoop:
         self.turns = Turns(
             spec.model,
             self.given,
-            Ranks(0, 1, "cpu"),
+            Ranks(),
             connection,
             warnings,
             include_frozen=spec.include_frozen,

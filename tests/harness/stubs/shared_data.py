@@ -66,7 +66,7 @@ class Script:
         self.connection = connection or DirectConnection()
         self.warned: list[str] = []
         self.data = SharedData(
-            Ranks(0, 1, "cpu"),
+            Ranks(),
             cast(DaemonConnection, self.connection),
             lambda event, _text: self.warned.append(event),
         )

@@ -60,11 +60,11 @@ NO_TENSOR = "a model's file has plain tensors only; save them in the script"
 class ModelDescriber:
     """Made when the model is built."""
 
-    def __init__(self, model: nn.Module, vector: ModelVector, warn: Warn, ranks: Ranks | None = None) -> None:
+    def __init__(self, model: nn.Module, vector: ModelVector, warn: Warn, ranks: Ranks) -> None:
         self._model = bare_model(model)
         self._vector = vector
         self._warn = warn
-        self._ranks = ranks or Ranks(0, 1, "cpu")
+        self._ranks = ranks
         #: Whether all ranks have to call `describe`: hooks of a `state_dict` may gather parameters, too.
         self.is_collective = any(map(is_distributed, chain(model.parameters(), model.buffers())))
         self._layout_digest = vector.layout.digest()

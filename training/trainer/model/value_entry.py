@@ -27,9 +27,9 @@ News = DeltaEncoded | ValuesArrived
 class ValueEntry:
     """Of one model. All ranks call `apply` and `cut` at the same optimiser steps; only rank 0 has news."""
 
-    def __init__(self, model_vector: ModelVector, ranks: Ranks | None = None) -> None:
+    def __init__(self, model_vector: ModelVector, ranks: Ranks) -> None:
         self._model_vector = model_vector
-        self._ranks = ranks or Ranks(0, 1, "cpu")
+        self._ranks = ranks
         self.vector: Vector = np.zeros(0, np.float32)
         self.delta: Vector = np.zeros(0, np.float32)
         #: From a cut to the arrival of the values that contain it.

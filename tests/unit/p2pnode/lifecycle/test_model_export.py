@@ -26,6 +26,7 @@ from p2pnode.overlay.system import FolderDisk
 from p2pnode.training.settings import TrainingSettings
 from p2pnode.training.trainer.model.model_description import ModelDescriber
 from p2pnode.training.trainer.model.vector import ModelVector
+from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer_link.interface import ModelDescription, Trainer, TrainerFailed
 from tests.harness.environment.simulated import InlineExecutor, ListLog, VirtualClock
 from tests.harness.project.repository import ROOT
@@ -52,7 +53,7 @@ class Describing:
         self.vector = ModelVector(model)
         self.values = np.zeros(self.vector.layout.total, np.float32)
         self.vector.read(self.values)
-        self.describer = ModelDescriber(model, self.vector, lambda *_: None)
+        self.describer = ModelDescriber(model, self.vector, lambda *_: None, Ranks())
         self.failing = False
 
     async def describe(self, folder: str, *, wait: bool = False) -> ModelDescription:

@@ -17,6 +17,7 @@ from p2pnode.training.trainer.convert import convert
 from p2pnode.training.trainer.model import model_description
 from p2pnode.training.trainer.model.model_description import MAX_LOCAL_BYTES, ModelDescriber
 from p2pnode.training.trainer.model.vector import ModelVector
+from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer.state.snapshot import CannotWrite
 from p2pnode.training.trainer_link.interface import ModelDescription
 
@@ -72,7 +73,9 @@ class Described:
         self.vector = ModelVector(model)
         self.values = np.zeros(self.vector.layout.total, np.float32)
         self.vector.read(self.values)
-        self.describer = ModelDescriber(model, self.vector, lambda _event, text, do="": self.warned.append(text))
+        self.describer = ModelDescriber(
+            model, self.vector, lambda _event, text, do="": self.warned.append(text), Ranks()
+        )
 
     def write(self, folder: Path, description: ModelDescription) -> Path:
         """The model's file, as a daemon writes it."""

@@ -11,6 +11,7 @@ from p2pnode.training.shards.delta_range import MAX_LENGTH
 from p2pnode.training.trainer.model.value_entry import ValueEntry
 from p2pnode.training.trainer.model.vector import ModelVector, bare_model, canonical_name
 from p2pnode.training.trainer.model.weight_loads import WeightLoads
+from p2pnode.training.trainer.ranks import Ranks
 from p2pnode.training.trainer_link.interface import TrainerFailed
 
 
@@ -302,7 +303,7 @@ def test_progress_that_no_owner_would_add_is_taken_back(value: float) -> None:
     """The model is at its base again, and the next delta is what is trained from there."""
     model = nn.Linear(3, 2)
     vector = ModelVector(model)
-    entry = ValueEntry(vector)
+    entry = ValueEntry(vector, Ranks())
     copies: list[list[float]] = []
     loads = WeightLoads(vector, [], on_load=lambda: copies.append(values_of(vector)))
     shared, delta = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)

@@ -230,7 +230,7 @@ def test_what_is_not_possible_is_said(tmp_path: Path, source: str | None, ranks:
 
 def test_records_are_the_only_data_of_a_script(folder: Path) -> None:
     """`swarm.step` counts one of them."""
-    data = SharedData(Ranks(0, 1, "cpu"), cast(DaemonConnection, RecordConnection([])), lambda *_: None)
+    data = SharedData(Ranks(), cast(DaemonConnection, RecordConnection([])), lambda *_: None)
     data.begin(start(folder, "local"))
     data.records(None, lambda: None)
 

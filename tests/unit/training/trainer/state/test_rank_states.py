@@ -96,7 +96,7 @@ def test_a_damaged_file_of_the_first_rank_is_an_error(tmp_path: Path) -> None:
 
 def test_one_process_saves_and_reads_all_of_its_state(tmp_path: Path) -> None:
     """Nothing is left out; a state of an earlier version, which does not say of how many ranks it is, is of one."""
-    states = RankStates(Ranks(0, 1, "cpu"), lambda _: None, lambda *_: None)
+    states = RankStates(Ranks(), lambda _: None, lambda *_: None)
     for more in ({"ranks": 1}, {}):
         content = snapshot.content_of({"optimizer": [{"lr": 1}], "data": None, **more})
         snapshot.write(tmp_path / "state", content)
