@@ -228,20 +228,12 @@ class PeerTable:
         return self._peers.pop(node_id, None)
 
     def observe(
-        self,
-        heartbeat: Heartbeat,
-        source_host: str,
-        now: float,
-        rtt: float | None = None,
-        *,
-        address: Address | None = None,
+        self, heartbeat: Heartbeat, address: Address, now: float, rtt_s: float | None = None
     ) -> PeerChange | None:
         """Merge a heartbeat that came from its own node; returns what changed, if anything did.
 
-        `address` overrides the claimed one (`heartbeat.host` or `source_host`, with `heartbeat.port`). The member list
-        passes the known address until another one is verified.
+        `address` is the known one until another one is verified.
         """
-        address = address or Address(heartbeat.host or source_host, heartbeat.port)
         peer = self._peers.get(heartbeat.node_id)
         kind: ChangeKind | None
         if peer is None:
@@ -257,9 +249,9 @@ class PeerTable:
             return PeerChange(heartbeat.node_id, "clone", f"incarnation {heartbeat.incarnation} was started twice")
         else:
             kind = _merge(peer, heartbeat, now)
-        if rtt is not None:
+        if rtt_s is not None:
             peer.round_trip_s, peer.round_trip_deviation_s = smoothed(
-                peer.round_trip_s, peer.round_trip_deviation_s, rtt
+                peer.round_trip_s, peer.round_trip_deviation_s, rtt_s
             )
         if address != peer.address:
             peer.contact = Contact(peer.node_id, address)

@@ -313,7 +313,7 @@ class MemberList:
     def _observe(self, heartbeat: Heartbeat, address: Address, rtt_s: float | None) -> None:
         """Merge a heartbeat into tables and detector, and notify of what it changed."""
         now, node_id = self._now(), heartbeat.node_id
-        change = self.peers.observe(heartbeat, address.host, now, rtt_s, address=address)
+        change = self.peers.observe(heartbeat, address, now, rtt_s)
         if change is None:
             self.detector.on_heartbeat(node_id, heartbeat.incarnation, now)
             return

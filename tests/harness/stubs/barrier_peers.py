@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.discovery.population import Population
 from p2pnode.overlay.peers import Activity, Heartbeat, Peer, PeerTable
 from p2pnode.training.barriers.predicates import make_barrier
@@ -67,7 +68,7 @@ class FakeOverlay:
         incarnation = self.incarnations[node_id]
         activity, step_seconds = int(self.activities[node_id]), self.step_seconds[node_id]
         heartbeat = Heartbeat(node_id, incarnation, incarnation, 8468, "", activity, step, step_seconds)
-        self.peers.observe(heartbeat, "10.0.0.1", self.clock.monotonic())
+        self.peers.observe(heartbeat, Address("10.0.0.1", 8468), self.clock.monotonic())
 
     def population(self) -> Population:
         return Population(self.estimate, self.estimate, self.estimate, True, 1, None)

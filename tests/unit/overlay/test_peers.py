@@ -28,10 +28,10 @@ def test_steps_only_increase_within_an_incarnation() -> None:
     """A heartbeat that was overtaken on its way changes nothing; a newer incarnation starts again."""
     table = PeerTable()
     changes = [
-        table.observe(heartbeat(step=5, activity=2), "10.0.0.1", 1.0),
-        table.observe(heartbeat(step=3, activity=3), "10.0.0.1", 2.0),
-        table.observe(heartbeat(step=2, incarnation=2, activity=2), "10.0.0.1", 3.0),
-        table.observe(heartbeat(step=9, activity=2), "10.0.0.1", 4.0),
+        table.observe(heartbeat(step=5, activity=2), Address("10.0.0.1", 8468), 1.0),
+        table.observe(heartbeat(step=3, activity=3), Address("10.0.0.1", 8468), 2.0),
+        table.observe(heartbeat(step=2, incarnation=2, activity=2), Address("10.0.0.1", 8468), 3.0),
+        table.observe(heartbeat(step=9, activity=2), Address("10.0.0.1", 8468), 4.0),
     ]
     peer = table.get(b"n" * 20)
 
@@ -55,7 +55,7 @@ def test_progress_is_a_rising_step_or_the_beginning_of_training() -> None:
             {"activity": 3, "step": 1},
         ]
     ):
-        table.observe(heartbeat(**change), "10.0.0.1", float(now))
+        table.observe(heartbeat(**change), Address("10.0.0.1", 8468), float(now))
         peer = table.get(b"n" * 20)
         assert peer is not None
         progress.append(peer.last_progress)
@@ -73,7 +73,7 @@ def test_progress_is_a_rising_step_or_the_beginning_of_training() -> None:
 def test_a_version_is_shown_only_if_it_looks_like_one(said: str, shown: str) -> None:
     """It is text that a peer chose, and terminals and pages show it."""
     table = PeerTable()
-    table.observe(heartbeat(), "10.0.0.1", 0.0)
+    table.observe(heartbeat(), Address("10.0.0.1", 8468), 0.0)
     table.note_version(b"n" * 20, "0.0.9")
     table.note_version(b"n" * 20, said)
     table.note_version(b"x" * 20, said)
@@ -86,13 +86,13 @@ def test_a_version_is_shown_only_if_it_looks_like_one(said: str, shown: str) -> 
 def test_a_restarted_peer_has_no_version_until_it_says_one() -> None:
     """A restart is how a node is upgraded: the former version would be wrong."""
     table = PeerTable()
-    table.observe(heartbeat(), "10.0.0.1", 0.0)
+    table.observe(heartbeat(), Address("10.0.0.1", 8468), 0.0)
     table.note_version(b"n" * 20, "0.1.0")
-    table.observe(heartbeat(step=5), "10.0.0.1", 1.0)
+    table.observe(heartbeat(step=5), Address("10.0.0.1", 8468), 1.0)
     peer = table.get(b"n" * 20)
     assert peer is not None
     assert peer.version == "0.1.0"
-    table.observe(heartbeat(incarnation=2), "10.0.0.1", 2.0)
+    table.observe(heartbeat(incarnation=2), Address("10.0.0.1", 8468), 2.0)
     assert peer.version == ""
     table.note_version(b"n" * 20, "0.2.0")
     assert peer.version == "0.2.0"
@@ -101,11 +101,11 @@ def test_a_restarted_peer_has_no_version_until_it_says_one() -> None:
 def test_changes_of_address_and_eligibility_and_clones_are_reported() -> None:
     """`moved`, `eligible` and `clone`; a clone changes nothing."""
     table = PeerTable()
-    table.observe(heartbeat(), "10.0.0.1", 0.0)
+    table.observe(heartbeat(), Address("10.0.0.1", 8468), 0.0)
     kinds = [
-        table.observe(heartbeat(), "10.0.0.2", 1.0),
-        table.observe(heartbeat(eligible=True), "10.0.0.2", 2.0),
-        table.observe(heartbeat(boot_id=8, step=50), "10.0.0.3", 3.0),
+        table.observe(heartbeat(), Address("10.0.0.2", 8468), 1.0),
+        table.observe(heartbeat(eligible=True), Address("10.0.0.2", 8468), 2.0),
+        table.observe(heartbeat(boot_id=8, step=50), Address("10.0.0.3", 8468), 3.0),
     ]
     peer = table.get(b"n" * 20)
 

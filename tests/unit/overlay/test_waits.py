@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.kademlia.calls import CallTimes
 from p2pnode.overlay.peers import PeerTable
 from p2pnode.overlay.rate_limits import MAX_PARTIES, RateLimit, RateLimiter, TokenBucket
@@ -76,7 +77,7 @@ def test_a_peer_with_round_trips_of_its_own_has_waits_of_its_own() -> None:
         trips.observe(0.05)
     table = PeerTable()
     for _ in range(50):
-        table.observe(heartbeat(), "10.0.0.1", 0.0, 0.4)
+        table.observe(heartbeat(), Address("10.0.0.1", 8468), 0.0, 0.4)
     distant = table.get(heartbeat().node_id)
     assert distant is not None
 

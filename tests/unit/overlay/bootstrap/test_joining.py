@@ -87,7 +87,7 @@ class World:
         )
 
     def meet(self, node_id: bytes, address: Address) -> None:
-        self.peers.observe(heartbeat(node_id, port=address.port), address.host, 0.0)
+        self.peers.observe(heartbeat(node_id, port=address.port), address, 0.0)
 
     def events(self) -> list[str]:
         return [record.event for record in self.records]
@@ -200,7 +200,7 @@ async def test_a_node_whose_peers_can_own_nothing_looks_for_one_that_can(world: 
     await for_a_while(world.joining.keep_connected(), 3.5 * RECONNECT_INTERVAL_S)
     assert world.scripted.tried == ["10.0.0.200:8468"] * 3
     assert world.scripted.noted == [True] * 3
-    world.peers.observe(heartbeat(C, eligible=True), at(3).host, 0.0)
+    world.peers.observe(heartbeat(C, eligible=True), at(3), 0.0)
     await for_a_while(world.joining.keep_connected(), 3.5 * RECONNECT_INTERVAL_S)
     assert len(world.scripted.tried) == 3
     assert len(world.scripted.dialled) == 1

@@ -114,7 +114,7 @@ async def test_all_members_are_the_peers_that_count_for_barriers() -> None:
     world = World(knows_all=True)
     now = asyncio.get_running_loop().time()
     for node_id, activity in zip(NODES, (Activity.TRAINING, Activity.JOINING, Activity.PAUSED), strict=False):
-        world.peers.observe(heartbeat(node_id, activity=int(activity)), "10.0.1.1", now)
+        world.peers.observe(heartbeat(node_id, activity=int(activity)), Address("10.0.1.1", 8468), now)
 
     assert [peer.node_id for peer in world.crawler.all_members()] == [NODES[0]]
 

@@ -78,7 +78,7 @@ class World:
 
     def meet(self, node_id: bytes, activity: Activity, **known: object) -> None:
         now = self.environment.clock.monotonic()
-        self.peers.observe(heartbeat(node_id, activity=int(activity), **known), HERE.host, now)
+        self.peers.observe(heartbeat(node_id, activity=int(activity), **known), HERE, now)
 
     async def _find(self, target: bytes) -> list[Contact]:
         self.lookups += 1

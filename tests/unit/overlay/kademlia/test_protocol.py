@@ -138,7 +138,7 @@ async def test_an_unknown_contact_proves_its_id_and_both_sides_report_events(
 @played_by(play)
 async def test_a_peer_at_its_known_address_needs_no_proof(_: Network, one: SwarmProtocol, two: SwarmProtocol) -> None:
     """No signature is made, unless the caller requires it."""
-    one._events.table.observe(Heartbeat(TWO.node_id, 1, 1, 8468), HOME.host, 0.0)  # type: ignore[attr-defined]
+    one._events.table.observe(Heartbeat(TWO.node_id, 1, 1, 8468), HOME, 0.0)  # type: ignore[attr-defined]
     await ask(one, Contact(TWO.node_id, HOME))
     assert (events(one), two.counters["proofs_made"]) == ([("response", TWO.node_id, False)], 0)
     await ask(one, Contact(TWO.node_id, HOME), require_proof=True)

@@ -38,7 +38,7 @@ class Conflicts(IdentityConflicts):
 
 def peer(**changes: object) -> Peer:
     table = PeerTable()
-    table.observe(heartbeat(OTHER, **changes), HERE.host, 0.0)
+    table.observe(heartbeat(OTHER, **changes), HERE, 0.0)
     found = table.get(OTHER)
     assert found is not None
     return found

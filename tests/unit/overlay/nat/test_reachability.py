@@ -56,7 +56,9 @@ def reachability(
     local = LocalNode(b"o" * 20, 1, 1, "tests", Address("10.0.0.1", 8468))
     peers, requests = PeerTable(), Requests(answers)
     for number in answers:
-        peers.observe(heartbeat(bytes([number]) * 20, eligible=number in eligible), f"10.0.1.{number}", 0.0)
+        peers.observe(
+            heartbeat(bytes([number]) * 20, eligible=number in eligible), Address(f"10.0.1.{number}", 8468), 0.0
+        )
     made = Reachability(
         local,
         None,  # type: ignore[arg-type]
@@ -144,7 +146,9 @@ def beside(answers: dict[int, bool | None], **more: Any) -> tuple[Reachability, 
     requests.answers = answers
     for number in answers:
         host = f"10.0.1.{number}" if number >= 10 else f"203.0.{number}.1"
-        made._peers.observe(heartbeat(bytes([number]) * 20, eligible=number in more.get("eligible", ())), host, 0.0)
+        made._peers.observe(
+            heartbeat(bytes([number]) * 20, eligible=number in more.get("eligible", ())), Address(host, 8468), 0.0
+        )
     return made, local, requests
 
 
@@ -175,7 +179,7 @@ async def test_neighbours_count_no_more_once_another_site_could_not_connect() ->
     assert last is not None
     assert not await made.check()
     requests.answers[1] = True
-    made._peers.observe(heartbeat(bytes([1]) * 20), "203.0.1.1", 0.0)
+    made._peers.observe(heartbeat(bytes([1]) * 20), Address("203.0.1.1", 8468), 0.0)
     assert await made.check()
     assert local.reached
 
@@ -193,9 +197,9 @@ async def test_a_peer_of_another_site_that_appears_is_asked_at_once() -> None:
     """Where neighbours alone have confirmed that this node is reached, and only there."""
     made, _, _ = beside({10: True, 11: True})
     assert await made.check()
-    made._peers.observe(heartbeat(bytes([12]) * 20), "10.0.1.12", 0.0)
+    made._peers.observe(heartbeat(bytes([12]) * 20), Address("10.0.1.12", 8468), 0.0)
     made.on_change(PeerChange(bytes([12]) * 20, "up"))
     assert not made._wake.is_set()
-    made._peers.observe(heartbeat(bytes([1]) * 20), "203.0.1.1", 0.0)
+    made._peers.observe(heartbeat(bytes([1]) * 20), Address("203.0.1.1", 8468), 0.0)
     made.on_change(PeerChange(bytes([1]) * 20, "up"))
     assert made._wake.is_set()

@@ -16,6 +16,7 @@ from p2pnode.errors import ExitCode, UserError
 from p2pnode.lifecycle.entry import REJOIN_TIMEOUT_S
 from p2pnode.lifecycle.startup import NO_MODEL_S, Startup
 from p2pnode.lifecycle.state_directory import GENESIS_FILE
+from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.overlay import Overlay
 from p2pnode.overlay.peers import Contact, PeerTable
 from p2pnode.overlay.transport import TransportError
@@ -372,7 +373,7 @@ def test_a_member_that_is_gone_while_another_answers_is_asked_at_its_address(mon
         nothing: Any = None
         startup = Startup(Config(), environment, overlay, nothing, nothing, directory, nothing)
         for number in (1, 2):
-            peers.observe(heartbeat(bytes([number]) * 20), f"10.0.0.{number}", 0.0)
+            peers.observe(heartbeat(bytes([number]) * 20), Address(f"10.0.0.{number}", 8468), 0.0)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await startup._ask_members(nothing, adopts_shards=False)
