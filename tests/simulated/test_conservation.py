@@ -13,16 +13,15 @@ from tests.harness.histories.conservation import play
 from tests.harness.histories.conservation_plan import Tally
 from tests.harness.runner.long_run import more
 
-#: A dozen histories take a quarter of a minute on a machine of their own.
 pytestmark = pytest.mark.timeout(480)
 
 #: (first seed, histories, nodes): small swarms have more faults per shard, large ones more candidates.
 #: In seed 1091 three sides of a split begin, settle and take back an era. In 90026 a delta comes again as a repair when
 #: its backup may have it with momentum already.
-BLOCKS = [(1000, 12, 8), (1091, 1, 8), (90026, 1, 50)]
+BLOCKS = [(1000, 5, 8), (1091, 1, 8), (90026, 1, 50)]
 #: Two sides of a split go on, and one gives its shards back.
 WITH_SHARDS_TAKEN_BACK = (1092, 1105)
-#: Three tests look at the histories of the first block: in one worker, they are played once.
+#: Tests look at the histories of the first block: in one worker, they are played once.
 FIRST_BLOCK = pytest.mark.worker_group("first histories")
 
 
@@ -39,7 +38,7 @@ def played(seed: int, nodes: int, robust: Robust = "") -> Tally:
     [
         pytest.param(*BLOCKS[0], marks=FIRST_BLOCK),
         *BLOCKS[1:],
-        *more((1200, 10, 12)),
+        *more((1005, 7, 8), (1200, 10, 12)),
     ],
 )
 @pytest.mark.promise(1)
@@ -53,6 +52,7 @@ def test_what_was_acknowledged_is_in_the_model_once(first: int, histories: int, 
     assert all(tally.longest_of_one_s <= tally.limit_s <= 25.0 for tally in tallies)
 
 
+@pytest.mark.long
 @FIRST_BLOCK
 def test_the_histories_are_not_empty() -> None:
     """Take-overs, repairs by identity, shards taken back, restarts of everybody and kills amid a transfer all happen.

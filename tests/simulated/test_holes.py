@@ -25,7 +25,7 @@ from tests.harness.swarms.status_swarm import report
 from tests.harness.swarms.swarm import Host, Swarm
 from tests.harness.trainers.stub_trainer import initial_vector
 
-SHARDS = 64
+SHARDS = 32
 simulate = functools.partial(simulate_exact, exchange__shards=SHARDS)
 #: How a stream fails: what this node's own kernel or the other's says, and a firewall that drops everything.
 REFUSED: tuple[FailureKind, str] = ("refused", "refused the connection: no process listens there")

@@ -147,6 +147,7 @@ async def test_a_run_ends_with_everything_visible(swarm: Swarm) -> None:
         assert acting.state.pending_deltas() == []
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_weights() -> None:
     """Clipping is no source of chance: two runs of one seed end in the same bits."""
     values: list[bytes] = []

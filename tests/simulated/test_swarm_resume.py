@@ -290,7 +290,7 @@ async def test_a_joiner_is_sent_no_state_before_it_has_the_vector(
 @played_by(
     simulate,
     seed=Fixture("seed"),
-    exchange__shards=24,
+    exchange__shards=12,
     training__min_nodes=6,
     training__checkpoint_s=60.0,
     barrier__method="asp",
@@ -307,7 +307,7 @@ async def test_after_a_healed_split_the_disks_hold_what_the_owners_had(swarm: Sw
     def mended() -> bool:
         stores = [host.exchange.store for host in swarm.running()]
         owned = sum(len(store.owned) for store in stores)
-        return owned == 24 and not any(store.superseded for store in stores)
+        return owned == 12 and not any(store.superseded for store in stores)
 
     await swarm.until(mended, within_s=60, what="one model again")
     reached = max(swarm.steps()) + 4
