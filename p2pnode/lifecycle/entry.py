@@ -8,7 +8,6 @@ may be what is down.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2pnode.errors import ExitCode, UserError
@@ -50,70 +49,52 @@ class SwarmEntry(NodePart):
             ) from error
 
     async def _connect(self) -> None:
-        bootstraps = self.config.swarm.bootstrap
-        stored = self.directory.genesis
-        if stored is None and self.environment.reopens:
-            raise UserError(
-                "there is no swarm to open again: this state directory has not been in one",
-                hint="leave --reopen out to found a swarm, or name the right directory with --run or --state-dir",
-                exit_code=ExitCode.USAGE,
-            )
-        if stored is not None:
-            await self._return_to(stored, bootstraps)
-        elif bootstraps or self.overlay.remembered():
-            await self._join_or_found(bootstraps)
-        elif not await self.overlay.join_local():
-            await self._found(self.environment.entropy.token(16))
-
-    async def _join_or_found(self, bootstraps: list[str]) -> None:
-        def waits() -> None:
-            tried = dict(self.overlay.attempts)
-            self.log.warning("waiting_for_bootstrap", waited_s=REJOIN_TIMEOUT_S, tried=tried, hint=BOOTSTRAP_HINT)
-
+        bootstraps, genesis, opens = self.config.swarm.bootstrap, self.directory.genesis, self.environment.reopens
+        knows_others = bool(bootstraps or self.overlay.remembered())
+        if genesis is None:
+            if opens:
+                raise UserError(
+                    "there is no swarm to open again: this state directory has not been in one",
+                    hint="leave --reopen out to found a swarm, or name the right directory with --run or --state-dir",
+                    exit_code=ExitCode.USAGE,
+                )
+            if not knows_others:
+                if not await self.overlay.join_local():
+                    await self._found(self.environment.entropy.token(16))
+                return
+        # None: the record is lost, which says who founded.
+        elif opens or (self.directory.record.founder is not False and not bootstraps):
+            await self._rejoin(bootstraps, genesis)
+            return
+        elif not knows_others and self.config.swarm.discover == "off":
+            raise self._nobody_to_dial()
         try:
-            await self._join(bootstraps, None, waits)
+            await self._join(bootstraps, genesis)
         except OnlyItself:
-            self.log.info("bootstrap_is_this_node", addresses=bootstraps)
-            await self._found(self.environment.entropy.token(16))
+            if genesis is None:
+                self.log.info("bootstrap_is_this_node", addresses=bootstraps)
+                await self._found(self.environment.entropy.token(16))
+            elif self.directory.record.founder is False:
+                raise self._nobody_to_dial() from None
+            else:
+                await self._rejoin([], genesis)
 
-    async def _join(self, bootstraps: list[str], genesis: bytes | None, waits: Callable[[], None]) -> None:
-        """Dial until a node of the swarm answers, however long that takes; `waits` is called after a moment."""
+    async def _join(self, bootstraps: list[str], genesis: bytes | None) -> None:
+        """Dial until a node of the swarm answers, however long that takes, and say so after a moment."""
         joining = asyncio.ensure_future(self.overlay.join(bootstraps, genesis=genesis))
         try:
             await asyncio.wait([joining], timeout=REJOIN_TIMEOUT_S)
-            if not joining.done():
-                waits()
+            if genesis is not None and not joining.done():
+                self.waits_for_swarm = True
+                self.log.warning("waiting_for_swarm", run=self.config.swarm.run, hint=WAITING_HINT)
+            elif not joining.done():
+                tried = dict(self.overlay.attempts)
+                self.log.warning("waiting_for_bootstrap", waited_s=REJOIN_TIMEOUT_S, tried=tried, hint=BOOTSTRAP_HINT)
             await joining
         finally:
+            self.waits_for_swarm = False
             joining.cancel()
             await asyncio.gather(joining, return_exceptions=True)
-
-    async def _return_to(self, genesis: bytes, bootstraps: list[str]) -> None:
-        """Enter the swarm of an earlier start again."""
-        # None: the record is lost, which says who founded.
-        founder = self.directory.record.founder
-        if self.environment.reopens or (founder is not False and not bootstraps):
-            await self._rejoin(bootstraps, genesis)
-            return
-        try:
-            await self._wait_for_swarm(bootstraps, genesis)
-        except OnlyItself:
-            if founder is False:
-                raise self._nobody_to_dial() from None
-            await self._rejoin([], genesis)
-
-    async def _wait_for_swarm(self, bootstraps: list[str], genesis: bytes) -> None:
-        if not bootstraps and not self.overlay.remembered() and self.config.swarm.discover == "off":
-            raise self._nobody_to_dial()
-
-        def waits() -> None:
-            self.waits_for_swarm = True
-            self.log.warning("waiting_for_swarm", run=self.config.swarm.run, hint=WAITING_HINT)
-
-        try:
-            await self._join(bootstraps, genesis, waits)
-        finally:
-            self.waits_for_swarm = False
 
     def _nobody_to_dial(self) -> UserError:
         return UserError(

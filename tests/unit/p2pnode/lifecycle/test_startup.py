@@ -243,6 +243,25 @@ async def test_only_the_founder_opens_a_swarm_again(swarm: Swarm, *, names_found
     assert laptop.overlay.genesis == founder.overlay.genesis == genesis
 
 
+@played_by(simulate)
+async def test_a_founder_that_is_told_of_a_member_waits_for_it(swarm: Swarm) -> None:
+    """Its swarm may go on there: it opens it only when it is started without that address."""
+    founder = swarm.start("n0").living
+    member = swarm.start("n1", bootstrap="n0").living
+    await swarm.until(lambda: member.state == "training", within_s=60, what="both train")
+    await end(swarm, "n0", "n1")
+
+    told = swarm.start("n0", bootstrap="n1").living
+    await swarm.until(lambda: told.entry.waits_for_swarm, within_s=REJOIN_TIMEOUT_S + 1, what="it says that it waits")
+    await asyncio.sleep(60.0)
+    assert (told.state, told.entry.founder) == ("joining", False)
+
+    await end(swarm, "n0")
+    again = swarm.start("n0").living
+    await swarm.until(lambda: again.state == "training", within_s=60, what="it opens its swarm")
+    assert again.overlay.genesis == founder.overlay.genesis
+
+
 @played_by(simulate, training__checkpoint_s=1.0)
 async def test_a_member_opens_the_swarm_of_a_lost_founder_on_request(swarm: Swarm) -> None:
     """With --reopen it goes on from its own state, is a founder from then on, and does so without being asked again."""
@@ -270,16 +289,18 @@ async def test_there_must_be_a_swarm_to_open_again(swarm: Swarm) -> None:
         await task
 
 
+@pytest.mark.parametrize("bootstrap", [None, "n1"])
 @played_by(simulate)
-async def test_a_member_that_knows_no_address_is_told(swarm: Swarm) -> None:
-    """Without bootstrap and stored peers nobody can be dialled: the start ends and says what to give."""
+async def test_a_member_that_knows_no_address_is_told(swarm: Swarm, *, bootstrap: str | None) -> None:
+    """Without stored peers, and with no bootstrap but its own address, nobody can be dialled: the start ends and says
+    what to give."""
     swarm.start("n0")
     member = swarm.start("n1", bootstrap="n0").living
     await swarm.until(lambda: member.state == "training", within_s=60, what="both train")
     await end(swarm, "n0", "n1")
     swarm.hosts["n1"].disk.remove("peers.json")
 
-    task = swarm.start("n1").task
+    task = swarm.start("n1", bootstrap=bootstrap).task
     assert task is not None
     with pytest.raises(UserError, match="knows no address of another member") as refused:
         await task
