@@ -12,7 +12,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from p2pnode.overlay.ids import short
-from p2pnode.overlay.peers import Activity, Contact
+from p2pnode.overlay.peers import Contact
 from p2pnode.overlay.transport import Buffer, RequestRejected, Response, TransportError, gathered, in_parts
 from p2pnode.training.swarm import Swarm
 from p2pnode.training.trainer_link.engine_messages import CallAnswered, CallReceived, MembersFound, NotAnswered
@@ -49,9 +49,7 @@ class ScriptCalls:
 
     def members(self, nodes: Sequence[bytes]) -> MembersFound:
         """The servers among the known live nodes, and which of `nodes` are gone."""
-        servers = [
-            peer.node_id for peer in self._swarm.members() if peer.eligible and peer.activity is not Activity.LEAVING
-        ]
+        servers = [peer.node_id for peer in self._swarm.members() if peer.eligible]
         own = [self._swarm.node_id] if self._is_server else []
         return MembersFound(sorted([*servers, *own]), [node for node in nodes if self._swarm.is_gone(node)])
 
