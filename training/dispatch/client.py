@@ -223,15 +223,11 @@ class MasterClient:
                 self._directory.forget(record)
                 return TryAgain(f"the master {short(contact.node_id)} did not answer: {error}")
         if isinstance(answer, TryAgain):
-            self._follow(record, answer.record)
+            if answer.record is not None and self._directory.may_serve(answer.record):
+                self._directory.note(answer.record)  # the node that was asked does not serve, and knows who does
         else:
             self.master = contact.node_id
         return answer
-
-    def _follow(self, asked: MasterRecord, told: MasterRecord | None) -> None:
-        """The node that was asked does not serve, or not yet; it may know who does."""
-        if told is not None and told.epoch > asked.epoch and self._directory.may_serve(told):
-            self._directory.note(told)
 
     # -- what people see -----------------------------------------------------------------------------------------
 
