@@ -14,13 +14,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 from p2pnode.overlay.environment import P, R
 
 SLICE_S = 0.0002
 WORKER_SLICE_S = 0.0005
+#: How much nicer the threads of the pool are than the thread that makes it.
+WORKER_NICE = 5
 
 #: Number of the call `sched_setattr`: x86-64's own, and the one that newer architectures share.
 _CALLS = {"x86_64": 314, "aarch64": 274, "riscv64": 274, "loongarch64": 274}
@@ -188,16 +189,16 @@ PAUSE_S = 0.00005
 class ThreadExecutor:
     """A small pool of threads for disk and vector arithmetic: some may wait for a slow disk while others compute.
 
-    On Linux each thread has its own niceness and slice of time. Their niceness is `nice` above that of the thread that
-    makes the pool, and their slices are short, so that the event loop, which answers other nodes, does not wait long
-    for a core behind them (docs/performance.md).
+    On Linux each thread has its own niceness and slice of time. Their niceness is `WORKER_NICE` above that of the
+    thread that makes the pool, and their slices are short, so that the event loop, which answers other nodes, does not
+    wait long for a core behind them (docs/performance.md).
     """
 
-    def __init__(self, threads: int = 4, nice: int = 5) -> None:
+    def __init__(self, threads: int = 4) -> None:
         self._pool = ThreadPoolExecutor(
             max_workers=threads,
             thread_name_prefix="p2pnode-worker",
-            initializer=partial(_step_back, nice),
+            initializer=_step_back,
         )
 
     async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -222,11 +223,11 @@ async def in_thread(function: Callable[P, R], /, *arguments: P.args, **named: P.
         executor.close()
 
 
-def _step_back(nice: int) -> None:
+def _step_back() -> None:
     """Make the calling thread nicer, with short slices; where it may not it is left as it is."""
     if sys.platform != "linux":
         return  # the whole process would be nicer
     thread = threading.get_native_id()
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + nice)
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + WORKER_NICE)
     shorten_slice(WORKER_SLICE_S)

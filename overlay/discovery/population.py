@@ -50,11 +50,10 @@ def counted(nodes: int, observations: int = 0) -> Population:
 class Estimator:
     """Pools the `k` smallest distances of each lookup, relative to the id space, in (0, 1]."""
 
-    def __init__(self, k: int, window_s: float = WINDOW_S) -> None:
+    def __init__(self, k: int) -> None:
         if k < 3:
             raise ValueError(f"k = {k}: the estimator needs at least 3 nodes per lookup")
         self.k = k
-        self.window_s = window_s
         #: The lookups, the newest last: when each ended, and its distances, closest first.
         self._lookups: list[tuple[float, list[float]]] = []
 
@@ -66,7 +65,7 @@ class Estimator:
 
     def estimate(self, now: float) -> Population | None:
         """The estimate from the lookups in the window; None before the first."""
-        self._lookups = [(at, distances) for at, distances in self._lookups if now - at <= self.window_s]
+        self._lookups = [(at, distances) for at, distances in self._lookups if now - at <= WINDOW_S]
         if not self._lookups:
             return None
         newest = self._lookups[-1][1]

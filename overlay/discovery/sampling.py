@@ -47,8 +47,7 @@ def is_kept(ball_size: int, slots: int, rng: random.Random) -> bool:
 class SamplePool:
     """The kept balls of the last two minutes. Draws choose a ball first, then a member; this makes them uniform."""
 
-    def __init__(self, age_s: float = POOL_AGE_S) -> None:
-        self.age_s = age_s
+    def __init__(self) -> None:
         #: When each was kept, and its ids.
         self._balls: list[tuple[float, list[bytes]]] = []
 
@@ -59,7 +58,7 @@ class SamplePool:
 
     def expire(self, now: float) -> None:
         """Drop the balls that are too old."""
-        while self._balls and now - self._balls[0][0] > self.age_s:
+        while self._balls and now - self._balls[0][0] > POOL_AGE_S:
             del self._balls[0]
 
     def discard(self, node_id: bytes) -> None:

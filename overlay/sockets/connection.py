@@ -192,10 +192,10 @@ class Connection(asyncio.BufferedProtocol):
         del self.buffered[:limit]
         return piece
 
-    async def arrival(self, idle_timeout_s: float | None = None) -> None:
-        """Wait for the first byte, or the end. Raises `TimeoutError`."""
+    async def arrival(self) -> None:
+        """Wait for the first byte, or the end."""
         if not self.buffered and not self._at_end:
-            await self._wait(None if idle_timeout_s is None else Silence(idle_timeout_s, self._loop.time()))
+            await self._wait(None)
 
     async def gather(self, size_bytes: int, idle_timeout_s: float | None = None, *, is_prompt: bool = False) -> None:
         """Wait until so many bytes are buffered, at most `GATHERED_BYTES`, or for the end. Raises `TimeoutError`.

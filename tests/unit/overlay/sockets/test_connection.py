@@ -60,7 +60,7 @@ async def test_a_small_message_is_gathered_in_one_wait() -> None:
     await wire.stop()
 
 
-@pytest.mark.parametrize("wait", ["arrival", "gather", "read"])
+@pytest.mark.parametrize("wait", ["gather", "read"])
 @run_by(run)
 async def test_many_waits_share_a_timer_and_each_has_its_own_time(wait: str) -> None:
     """A wait that follows others at once ends after its own silence, also if theirs was to be longer."""
@@ -69,9 +69,7 @@ async def test_many_waits_share_a_timer_and_each_has_its_own_time(wait: str) -> 
     connection = wire.connection
 
     async def once(timeout_s: float) -> None:
-        if wait == "arrival":
-            await connection.arrival(timeout_s)
-        elif wait == "gather":
+        if wait == "gather":
             await connection.gather(1, timeout_s)
         else:
             await connection.read(1, timeout_s)
