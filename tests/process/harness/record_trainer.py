@@ -62,7 +62,9 @@ class RecordTrainer(TorchlessTrainer):
     def _take(self, *, wait: bool) -> list[str]:
         lines: list[str] = []
         while len(lines) < self._batch and (found := self._draws.draw(wait=wait and not lines)) is not None:
-            lines.append(f"{self._draws.pass_number} {found[0].decode()}\n")
+            assert self._draws._present is not None
+            _, task, _ = self._draws._present
+            lines.append(f"{task.pass_number} {found[0].decode()}\n")
         return lines
 
 
