@@ -137,7 +137,7 @@ class Node:
         if self._result is None or self.loop is None:
             return None
         self.loop.take_measured()  # a script may evaluate once more after the end
-        return replace(self._result, best=self.loop.best.best(), began_at=self.loop.first_step)
+        return replace(self._result, best=self.loop.best.best(), first_step=self.loop.first_step)
 
     def _note_gpu(self, device: str, reason: str) -> None:
         self.log.error("gpu_error", device=device, reason=reason, hint=SEE_DRIVER)

@@ -1,13 +1,14 @@
 """The end of a run: the model that all nodes agree on, its file, and what to tell the user.
 
-Values are agreed shard by shard: every node takes those that the shard's owner and backup hold to the same bits
-(`training.exchange.owner.final_values`). What no vector holds and training changes, as counters, is that of one node.
-So nodes that finish together write the same bytes; `docs/faults.md` says when they do not.
+Every node takes the values of a shard in the bits that its owner and backup share
+(`training.exchange.owner.final_values`). Buffers are tensors outside the vector that training changes, as counters.
+All nodes take those of one node, so nodes that finish together write the same bytes; `docs/faults.md` says when they
+do not.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -19,20 +20,20 @@ from p2pnode.training.goal import Best, End
 from p2pnode.training.layout import Layout
 from p2pnode.training.trainer_link.interface import ModelDescription, Vector
 
-#: A node waits this long for final values, and for integer buffers. A dead owner is replaced within ten seconds.
+#: Longest waits for final values and for the buffers of another node. A dead owner is replaced within ten seconds.
 FINAL_VALUES_S = 60.0
 BUFFERS_S = 30.0
-#: Tensors that a sentence names.
+#: Most tensors that a sentence names.
 NAMED_TENSORS = 3
 _BUFFERS = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What came of a run. `model` is the path of its file, empty if none was written; `sha256` is that of the model.
+    """How a run ended. `model`: the path of the model's file, and `sha256` its digest; empty if none was written.
 
-    `why_differs` says why another node's file may differ; empty: all nodes that finish write the same bytes.
-    `began_at`: the steps that the run had when this node began.
+    `why_differs`: why another node's file may differ; empty if all nodes that finish write the same bytes.
+    `first_step`: the step that the run had reached when this node started.
     """
 
     end: End
@@ -41,7 +42,7 @@ class RunResult:
     sha256: str
     why_differs: str
     best: Best | None = None
-    began_at: int = 0
+    first_step: int = 0
 
     @property
     def how_to_load(self) -> list[str]:
@@ -56,9 +57,9 @@ class RunResult:
         return ["import torch", f"model.load_state_dict(torch.load({self.model!r}, weights_only=True))"]
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The result in sentences, for people."""
         found = [f"the run has ended after {self.step} steps ({self.end})"]
-        if self.end == "max_steps" and 0 < self.step <= self.began_at:
+        if self.end == "max_steps" and 0 < self.step <= self.first_step:
             found.append(
                 "it had them before this start, which trained nothing: raise training.max_steps to go on, or begin "
                 "anew with another --run or after `p2pnode forget`"
@@ -86,35 +87,36 @@ class RunEnding(NodePart):
         exchange: Exchange,
         layout: Layout,
         vector: Vector,
-        left: int,
+        still_training: int,
         description: ModelDescription | None = None,
     ) -> RunResult:
-        """Get the final values into `vector`, write the file, and return the result.
+        """Get the final values into `vector`, `float32[total]`, write the file, and return the result.
 
-        `left`: nodes that train on. `description` is asked of the trainer unless it is given.
+        `still_training`: other nodes that train on. Without a `description` the trainer is asked for one.
         """
-        reasons = [f"{left} {'nodes train' if left != 1 else 'node trains'} on"] if left else []
-        if missing := (await exchange.pull_final(self.progress.step, FINAL_VALUES_S)).missing:
+        step, model, sha256 = self.progress.step, "", ""
+        nodes = "node trains" if still_training == 1 else "nodes train"
+        reasons = [f"{still_training} {nodes} on"] if still_training else []
+        if missing := (await exchange.pull_final(step, FINAL_VALUES_S)).missing:
             reasons.append(f"{len(missing)} shards had no final value within {FINAL_VALUES_S:.0f} s")
-        result = RunResult(end, self.progress.step, "", "", "")
         description = description or await self.export.describe_last()
         if description is None or not description.tensors:
             reasons.append("the trainer has not described its model")
         else:
             description = await self._with_agreed_buffers(description, exchange, reasons)
             if self.config.training.export:
-                result = await self._write(result, description, layout, vector)
-        result = replace(result, why_differs="; ".join(reasons))
-        if result.why_differs:
-            self.log.warning("model_may_differ", reason=result.why_differs)
-        return result
+                model, sha256 = await self._write(step, description, layout, vector)
+        why_differs = "; ".join(reasons)
+        if why_differs:
+            self.log.warning("model_may_differ", reason=why_differs)
+        return RunResult(end, step, model, sha256, why_differs)
 
     async def _with_agreed_buffers(
         self, description: ModelDescription, exchange: Exchange, reasons: list[str]
     ) -> ModelDescription:
-        """The description with those of its own tensors that all nodes take: counters, and what training has changed.
+        """The description with the buffers that all nodes take; why not, where they take none, goes into `reasons`.
 
-        A node without any asks too, if it has fixed tensors: another one may have changed them.
+        A node without buffers asks too, if it has fixed tensors: training may have changed them on another node.
         """
         if all(source.kind == "vector" for source in description.tensors):
             return description
@@ -144,16 +146,15 @@ class RunEnding(NodePart):
             return description
         return msgspec.structs.replace(description, local=local)
 
-    async def _write(
-        self, result: RunResult, description: ModelDescription, layout: Layout, vector: Vector
-    ) -> RunResult:
+    async def _write(self, step: int, description: ModelDescription, layout: Layout, vector: Vector) -> tuple[str, str]:
+        """The path of the file and its SHA-256; both empty where it cannot be written."""
         try:
             model, sha256 = await self.export.write(description, layout, vector)
         except CannotExport as error:
             self.log.error("export_failed", reason=str(error))
-            return result
-        self.log.info("exported", path=model, step=result.step, sha256=sha256)
-        return replace(result, model=model, sha256=sha256)
+            return "", ""
+        self.log.info("exported", path=model, step=step, sha256=sha256)
+        return model, sha256
 
 
 def _named(names: list[str]) -> str:

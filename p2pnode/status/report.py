@@ -243,7 +243,7 @@ class StatusReport:
             return 0
         if self._node.barrier.complete:
             return len(self._node.overlay.members())
-        return self._node.gate.sample_now()
+        return self._node.gate.present_sample_size()
 
     def _busy(self) -> BusyStatus | None:
         busy = self._node.trainer.busy

@@ -212,6 +212,6 @@ async def test_a_run_that_has_all_its_steps_trains_nothing_when_it_is_started_ag
     await world.ended(world.start("n0"))
     again = world.results()["n0"]
 
-    assert (first.step, first.began_at, again.step, again.began_at) == (12, 0, 12, 12)
+    assert (first.step, first.first_step, again.step, again.first_step) == (12, 0, 12, 12)
     assert "trained nothing" in "\n".join(again.lines())
     assert "trained nothing" not in "\n".join(first.lines())

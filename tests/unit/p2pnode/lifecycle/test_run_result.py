@@ -45,12 +45,12 @@ def test_a_start_that_trained_nothing_says_so_and_what_to_do() -> None:
     """The same command once more, of a run that has all its steps; one that trains the rest is not told."""
     whole = RunResult("max_steps", 6, "/srv/m.pt", "ab12", "")
 
-    again = replace(whole, began_at=6).lines()
+    again = replace(whole, first_step=6).lines()
     print(again)
 
     assert "trained nothing" in again[1]
     assert all(way in again[1] for way in ("training.max_steps", "--run", "p2pnode forget"))
-    for other in (whole, replace(whole, began_at=5), RunResult("until", 6, "", "", "", began_at=6)):
+    for other in (whole, replace(whole, first_step=5), RunResult("until", 6, "", "", "", first_step=6)):
         assert "trained nothing" not in "\n".join(other.lines())
 
 

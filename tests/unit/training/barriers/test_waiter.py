@@ -117,7 +117,7 @@ async def test_a_configured_sample_is_asked_for(overlay: FakeOverlay, gate: Barr
     overlay.estimate = 1e6
     await gate.wait(MINE, 1.0)
     assert overlay.draws == [3]
-    assert gate.sample_now() == 3
+    assert gate.present_sample_size() == 3
 
 
 @pytest.mark.parametrize(("step_seconds", "pause_s"), [(4.0, 0.2), (0.001, 0.02)])
