@@ -33,12 +33,9 @@ LONGEST_UNPROVEN_S = 600.0
 
 
 def longest_idle_s(step_times_s: list[float], announced_s: float) -> float:
-    """How long a peer may be without progress.
-
-    `step_times_s`: the step times of all other nodes, this one included. Their (upper) median counts, so one that was
-    measured over a pause of a machine prolongs nothing. Where fewer than two are known the peer's `announced_s` counts
-    too, up to `LONGEST_UNPROVEN_S`.
-    """
+    """How long a peer may be without progress, by the (upper) median of the step times of the others, this node
+    included: a step time that was measured over a pause of a machine prolongs nothing. Where fewer than two are known,
+    the step time that the peer announces counts too, up to `LONGEST_UNPROVEN_S`."""
     if len(step_times_s) < 2:
         return max(STALL_FLOOR_S, min(STALL_STEPS * max([*step_times_s, announced_s]), LONGEST_UNPROVEN_S))
     return max(STALL_FLOOR_S, STALL_STEPS * sorted(step_times_s)[len(step_times_s) // 2])
@@ -67,7 +64,7 @@ class BarrierWaiter:
         self.waiting: BarrierWait | None = None
         #: Peers asked for their steps by all tests so far.
         self.queries = 0
-        self._is_excluded: Callable[[bytes], bool] = _excludes_nobody
+        self._is_excluded: Callable[[bytes], bool] = lambda _node_id: False
         #: The start of this node's training, in monotonic seconds.
         self._began_at = 0.0
         #: How long after this start each node was first seen to have ended its first step.
@@ -83,10 +80,8 @@ class BarrierWaiter:
         self._is_excluded = is_excluded
 
     async def ask(self) -> float:
-        """Ask others for their steps, whatever is known of them; returns the moment of asking, in monotonic seconds.
-
-        A peer that was heard after that moment has answered. A node that was stopped suspects all others, so suspects
-        are asked too."""
+        """Ask others for their steps, whatever is known of them; returns the moment of asking, in monotonic seconds: a
+        peer heard after it has answered. A node that was stopped suspects all others, so suspects are asked too."""
         asked_at = self._clock.monotonic()
         asked = [peer for peer in self._swarm.members() if not self._is_excluded(peer.node_id)]
         if len(asked) > LARGEST_SAMPLE:
@@ -95,15 +90,17 @@ class BarrierWaiter:
         return asked_at
 
     async def wait(self, step: int, step_seconds: float) -> float:
-        """Wait until this node, which has trained `step`, may start the next one; returns the seconds waited.
-        `step_seconds`: what this node takes for a step."""
+        """Wait until this node, which takes `step_seconds` for a step and has trained `step`, may start the next one;
+        returns the seconds waited."""
         if not self.barrier.samples:
             return 0.0
         started = self._clock.monotonic()
         self._first_steps_s.setdefault(self._swarm.node_id, started - self._began_at)
         pause_s = resample_after(step_seconds)
         try:
-            while not await self._passes(step, started, step_seconds):
+            while True:
+                if await self._passes(step, started, step_seconds):
+                    break
                 await asyncio.sleep(pause_s)
         finally:
             self.waiting = None
@@ -150,7 +147,7 @@ class BarrierWaiter:
         return False
 
     def _if_it_counts(self, node_id: bytes, queried: list[bytes], queried_at: float, now: float) -> Peer | None:
-        """What is known of a peer after the answers have come in; None where it died, left, or did not answer."""
+        """The peer as known after the answers have come in; None where this test does not count it."""
         peer = self._swarm.peers.get(node_id)
         if peer is None or not self._swarm.is_alive(node_id) or not peer.counts_for_barrier(now, self._began_at):
             return None
@@ -160,7 +157,7 @@ class BarrierWaiter:
 
     def _makes_progress(self, peer: Peer, step_seconds: float, now: float) -> bool:
         """Whether the peer was without progress for no longer than the step times of the other nodes allow."""
-        # Promise 3 (docs/faults.md): nobody waits for a node that stands. Silence is no standstill: others find it.
+        # Promise 3 (docs/faults.md): nobody waits for a node that stands. A silent one is no case of this function.
         idle_s = min(peer.last_heard, now) - max(peer.last_progress, self._began_at)
         if idle_s <= STALL_FLOOR_S:
             return True
@@ -171,7 +168,3 @@ class BarrierWaiter:
         for one in others:
             self._first_steps_s.setdefault(one.node_id, now - self._began_at)
         return idle_s <= longest_idle_s(list(self._first_steps_s.values()), inf)  # it announces no step time yet
-
-
-def _excludes_nobody(_node_id: bytes) -> bool:
-    return False
