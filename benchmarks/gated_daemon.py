@@ -64,7 +64,7 @@ class GatedTrainer(PlainTrainer):
         await asyncio.get_running_loop().sock_connect(self._gate, self._path)
         await self._say(f"pid {os.getpid()}")
         self.state = "running"
-        return TrainerHello(self._layout, "gated", "1", "", "stub", evaluates=False, pid=0)
+        return TrainerHello(self._layout, "gated", "1", "", "stub", pid=0)
 
     def _fill(self) -> None:
         shared = SharedVectors(self._total)

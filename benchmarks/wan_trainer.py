@@ -70,7 +70,7 @@ class RestingTrainer(TorchlessTrainer):
         began_s = time.monotonic()
         for done in range(1, local_steps + 1):
             time.sleep(max(0.0, began_s + self._step_s * done / local_steps - time.monotonic()))
-            self.connection.progress(done)
+            self.connection.progress()
             self.look()
         ended_s = time.monotonic()
         offset = int(self._random.integers(OFFSETS))

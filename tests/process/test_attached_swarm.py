@@ -80,7 +80,7 @@ def test_a_script_trains_and_ends_with_the_shared_weights(world: World) -> None:
     async def scenario(world: World) -> np.ndarray:
         trainer = world.script(LOOP.removeprefix(NO_COMPILER))
         hello = await trainer.start()
-        assert (hello.task, hello.evaluates) == ("attached", False)
+        assert hello.task == "attached"
         assert [entry.name for entry in hello.layout.entries] == ["0.bias", "0.weight", "2.bias", "2.weight"]
         first = await trainer.train(order(1))
         trainer.vector += trainer.delta
@@ -93,7 +93,7 @@ def test_a_script_trains_and_ends_with_the_shared_weights(world: World) -> None:
         described = await trainer.describe(str(world.state_dir / "model"), wait=True)
         assert [source.name for source in described.tensors] == ["0.weight", "0.bias", "2.weight", "2.bias"]
         final = trainer.vector[:8].copy()
-        assert await trainer.stop(10.0) == TrainerEnd()
+        assert await trainer.stop(60.0) == TrainerEnd()  # torch's own end takes long on a busy machine
         return final
 
     final = world.run(scenario)

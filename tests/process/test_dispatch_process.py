@@ -80,7 +80,7 @@ class ReportReader:
     def news(self) -> None:
         """No delta is exchanged."""
 
-    def progress(self, steps: int) -> None:
+    def progress(self) -> None:
         """Nobody watches."""
 
 

@@ -46,7 +46,7 @@ def test_a_trainer_trains_evaluates_saves_describes_and_stops(world: World, uvlo
         trainer = world.trainer("Line")
         hello = await trainer.start()
         assert isinstance(hello.layout, Layout)
-        assert (hello.task, hello.task_version, hello.evaluates) == ("tests.harness.trainers.tasks:Line", "1", True)
+        assert (hello.task, hello.task_version) == ("tests.harness.trainers.tasks:Line", "1")
         assert trainer.vector.shape == trainer.delta.shape == (hello.layout.total,)
         assert trainer.vector.any()
         before = await trainer.evaluate(0)

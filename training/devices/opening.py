@@ -95,7 +95,6 @@ def joint_hello(devices: Sequence[Device], hellos: Sequence[TrainerHello], *, po
         task_version=first.task_version,
         frozen_digest=first.frozen_digest,
         device=",".join(hello.device for hello in hellos),
-        evaluates=first.evaluates,
         pid=first.pid,
         host_bytes=sum(hello.host_bytes for hello in hellos)
         + (OWN_VECTORS + positions) * _FLOAT32_BYTES * first.layout.total,

@@ -80,9 +80,7 @@ def hello_of(opened: messages.Hello | EngineOpened) -> TrainerHello:
     """The trainer as it describes itself. A script with an engine has an empty layout: it trains no model."""
     if isinstance(opened, messages.Hello):
         return opened.hello
-    return TrainerHello(
-        Layout(()), f"engine {opened.kind}", "1", "", "cpu", evaluates=False, pid=opened.pid, engine=opened
-    )
+    return TrainerHello(Layout(()), f"engine {opened.kind}", "1", "", "cpu", pid=opened.pid, engine=opened)
 
 
 def refuse_another_model(before: TrainerHello, now: TrainerHello) -> None:

@@ -99,14 +99,14 @@ class DaemonConnection:
         except OSError as error:
             raise DaemonGone(self.broken) from error
 
-    def progress(self, optimizer_steps: int) -> None:
-        """Report progress, at most once per interval. Raises `StopAsked`, `DaemonGone`."""
+    def progress(self) -> None:
+        """Say that all is well, at most once per interval. Raises `StopAsked`, `DaemonGone`."""
         if self.stopping:
             raise StopAsked
         now_s = time.monotonic()
         if now_s - self._progress_s >= PROGRESS_INTERVAL_S:
             self._progress_s = now_s
-            self.send(messages.TrainerProgress(optimizer_steps))
+            self.send(messages.SignOfLife())
 
     def close(self) -> None:
         """Close the socket; the receiving thread ends."""

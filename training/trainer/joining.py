@@ -56,7 +56,6 @@ def _greet(
         task_version=turns.version,
         frozen_digest=vector.frozen_digest,
         device=str(vector.device),
-        evaluates=turns.evaluate is not None,
         pid=os.getpid(),
         host_bytes=turns.given.host_bytes(),
         device_bytes=vector.device_bytes,

@@ -46,7 +46,7 @@ class _TurnEnded(BaseException):
 class _Calls(DaemonConnection):
     """A connection without a socket: it answers from the arguments of the present call."""
 
-    def __init__(self, progress: Callable[[int], None], warn: Warn) -> None:
+    def __init__(self, progress: Callable[[], None], warn: Warn) -> None:
         self.stopping = self.lost = False
         self.known = None
         self.order: messages.Train | None = None
@@ -65,8 +65,8 @@ class _Calls(DaemonConnection):
             case messages.Warned(event, what, do):
                 self._warn(event, what, do)
 
-    def progress(self, optimizer_steps: int) -> None:
-        self._progress(optimizer_steps)
+    def progress(self) -> None:
+        self._progress()
 
     def interrupted(self) -> bool:
         return self.is_interrupted()
@@ -85,7 +85,7 @@ class _Calls(DaemonConnection):
 
 
 class TaskRunner:
-    """A task and its model. `progress` is called with the optimiser steps done, `warn` with an event and a text."""
+    """A task and its model. `progress` is called after each optimiser step, `warn` with an event and a text."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class TaskRunner:
         task: Task,
         spec: TrainSpec,
         *,
-        progress: Callable[[int], None] = lambda _: None,
+        progress: Callable[[], None] = lambda: None,
         warn: Warn = lambda _event, _message, _do="": None,
         records_options: Mapping[str, Any] | None = None,
     ) -> None:

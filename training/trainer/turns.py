@@ -338,7 +338,7 @@ class Turns:
     ) -> messages.Described | messages.NotWritten:
         def alive() -> None:
             assert self.connection is not None
-            self.connection.send(messages.TrainerProgress(self.turn_steps))
+            self.connection.send(messages.SignOfLife())
 
         try:
             return messages.Described(turn, self.describer.describe(folder, wait=wait, alive=alive))
@@ -401,7 +401,7 @@ class Turns:
             return
         with contextlib.suppress(StopAsked, DaemonGone):  # The end of the turn reports it on all ranks.
             self.warn.flush(connection.send)
-            connection.progress(self.turn_steps)
+            connection.progress()
         if connection.interrupted() and self.ranks.count == 1:
             # The daemon no longer waits for this turn. With several ranks all finish it, to stay in step.
             self.take_order()

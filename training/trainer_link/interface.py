@@ -38,10 +38,10 @@ class TrainerHello(msgspec.Struct, frozen=True):
     """Describes the trainer's model, once it is built.
 
     `task` and `task_version` name what is trained. `frozen_digest` covers the tensors that are not in the vector;
-    `frozen` has a fingerprint of each by name. `evaluates` is False for a user's own loop. `host_bytes` is the memory
-    of this machine that gradients, optimiser and the optimiser's copy for a checkpoint will take from the first step on
-    (`training.trainer.script_arguments`), `device_bytes` that of a GPU which the base of the model takes.
-    `gpus` has what the driver calls each CUDA device ("GPU-…"), by its name here.
+    `frozen` has a fingerprint of each by name. `host_bytes` is the memory of this machine that gradients, optimiser and
+    the optimiser's copy for a checkpoint will take from the first step on (`training.trainer.script_arguments`),
+    `device_bytes` that of a GPU which the base of the model takes. `gpus` has what the driver calls each CUDA device
+    ("GPU-…"), by its name here.
     """
 
     layout: Layout
@@ -49,7 +49,6 @@ class TrainerHello(msgspec.Struct, frozen=True):
     task_version: str
     frozen_digest: str
     device: str
-    evaluates: bool
     pid: int
     host_bytes: int = 0
     device_bytes: int = 0

@@ -175,14 +175,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The buffers are mapped, and initialised if `Memory` asked for it."""
 
 
-class TrainerProgress(msgspec.Struct, frozen=True, tag="progress"):
-    """Sent while an order is outstanding: the optimiser steps done so far."""
-
-    optimizer_steps: int
-
-
 class SignOfLife(msgspec.Struct, frozen=True, tag="alive"):
-    """All is well: the silence begins anew."""
+    """All is well: the silence begins anew. Sent after optimiser steps too."""
 
 
 class Busy(msgspec.Struct, frozen=True, tag="busy"):
@@ -295,7 +289,6 @@ FromDaemon = (
 FromTrainer = (
     Hello
     | Ready
-    | TrainerProgress
     | SignOfLife
     | Busy
     | Idle

@@ -78,7 +78,7 @@ class EngineScript(StubTrainer):
     async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         self._set_state("running")
         self.task = asyncio.create_task(self._run(), name=f"script-{self.name}")
-        return TrainerHello(self.layout, "engine p2p", "1", "", "cpu", evaluates=False, pid=1, engine=self._opened)
+        return TrainerHello(self.layout, "engine p2p", "1", "", "cpu", pid=1, engine=self._opened)
 
     def on_engine(self, handler: Callable[[EngineSaid], None]) -> None:
         self._handler = handler

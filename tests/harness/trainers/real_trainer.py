@@ -55,7 +55,7 @@ class InlineTrainer:
             self.runner.model_vector.read(self.vector)
         self.state = "running"
         vector = self.runner.model_vector
-        return TrainerHello(vector.layout, "inline", "1", vector.frozen_digest, "cpu", True, 0)
+        return TrainerHello(vector.layout, "inline", "1", vector.frozen_digest, "cpu", 0)
 
     async def train(self, order: StepOrder) -> StepReport:
         self.orders.append(order)

@@ -192,7 +192,6 @@ class StubTrainer:
             task_version=self.task_version,
             frozen_digest="",
             device="stub",
-            evaluates=self.evaluates,
             pid=0,
         )
         restored = Restored(has_vector=self.starts > 0, file=restore)

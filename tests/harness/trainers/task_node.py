@@ -19,18 +19,26 @@ class TaskNode:
 
     def __init__(self, kind: str, node_seed: int = 11, **options: Any) -> None:
         self.warnings: list[str] = []
-        self.beats: list[int] = []
+        #: One for each sign of life.
+        self.beats = 0
         task, spec = build_task(
             f"tests.harness.trainers.tasks:{kind}", options, data_dir="", seed=3, node_seed=node_seed, device="cpu"
         )
         self.spec = spec
         self.runner = TaskRunner(
-            kind, task, spec, progress=self.beats.append, warn=lambda event, *_: self.warnings.append(event)
+            kind,
+            task,
+            spec,
+            progress=self._beat,
+            warn=lambda event, *_: self.warnings.append(event),
         )
         self.vector = np.zeros(self.runner.model_vector.layout.total, np.float32)
         self.delta = np.zeros_like(self.vector)
         self.runner.model_vector.read(self.vector)
         self.runner.use(self.vector, self.delta)
+
+    def _beat(self) -> None:
+        self.beats += 1
 
     def save(self, path: Path) -> None:
         """Write the trainer's own state to a file."""

@@ -34,9 +34,9 @@ class PlainTrainer(TorchlessTrainer):
                 return None
             time.sleep(self._step_s)
             done += 1
-            self.connection.progress(done)
+            self.connection.progress()
         while self.is_exchanging and not order.asks:  # each step has a delta of its own, to be counted
-            self.connection.progress(done)
+            self.connection.progress()
             time.sleep(0.005)
             self.look()
         self.own[:] = np.float32(self._change)

@@ -51,7 +51,7 @@ class RecordTrainer(TorchlessTrainer):
             lines += drawn
             steps += 1
             time.sleep(self._step_s)
-            connection.progress(steps)
+            connection.progress()
         self.own[:] = np.float32(0.001)
         with self._log.open("ab", buffering=0) as file:
             file.write("".join(lines).encode())

@@ -46,7 +46,7 @@ class SleepingTrainer(PlainTrainer):
 
     async def start(self, restore: str = "", *, resume: Resume | None = None) -> TrainerHello:
         self.state = "running"
-        return TrainerHello(self._layout, "sleeping", "1", "", "stub", evaluates=False, pid=0)
+        return TrainerHello(self._layout, "sleeping", "1", "", "stub", pid=0)
 
     async def train(self, order: StepOrder) -> StepReport:
         seconds = self._model.draw(self._stream)

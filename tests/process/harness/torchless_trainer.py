@@ -35,7 +35,7 @@ class TorchlessTrainer:
         entry = LayoutEntry("weight", (values,), "float32", "parameter", 0, values)
         self.layout = Layout((entry,))
         self.connection = connection
-        hello = TrainerHello(self.layout, name, "1", "", "cpu", evaluates=False, pid=os.getpid())
+        hello = TrainerHello(self.layout, name, "1", "", "cpu", pid=os.getpid())
         connection.send(messages.Hello(hello))
         memory, descriptors = connection.receive_memory()
         self.vector, self.delta = map_vectors(descriptors, memory.total)

@@ -24,7 +24,6 @@ HELLO = TrainerHello(
     task_version="1",
     frozen_digest="f0",
     device="cpu",
-    evaluates=True,
     pid=1,
     frozen={"0.base": "float32 [2] aa", "0.scale": "float32 [1] bb"},
 )
@@ -169,7 +168,7 @@ def test_only_bsp_is_another_family(method: str) -> None:
 
 def test_what_is_a_nodes_own_is_not_in_the_manifest() -> None:
     """Device and process may differ between the machines of a swarm."""
-    hello = msgspec.structs.replace(HELLO, device="cuda:1", pid=99, evaluates=False)
+    hello = msgspec.structs.replace(HELLO, device="cuda:1", pid=99)
 
     assert compare(proposal(), proposal(hello=hello)) == []
 

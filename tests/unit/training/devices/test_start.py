@@ -146,9 +146,7 @@ def test_gpus_are_counted_without_torch(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def hello(pid: int, layout: Layout | None = None, engine: EngineOpened | None = None) -> TrainerHello:
-    return TrainerHello(
-        layout or Layout(()), "digits", "1", "", f"stub:{pid}", evaluates=True, pid=pid, host_bytes=100, engine=engine
-    )
+    return TrainerHello(layout or Layout(()), "digits", "1", "", f"stub:{pid}", pid=pid, host_bytes=100, engine=engine)
 
 
 class Trainer:

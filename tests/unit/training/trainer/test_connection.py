@@ -91,7 +91,7 @@ def test_a_stop_is_raised_by_every_call_from_then_on(daemon: Daemon) -> None:
         with pytest.raises(StopAsked):
             daemon.connection.receive(60)
     with pytest.raises(StopAsked):
-        daemon.connection.progress(1)
+        daemon.connection.progress()
     assert daemon.connection.interrupted()
 
 
@@ -111,11 +111,11 @@ def test_a_daemon_that_ends_is_noticed(daemon: Daemon, last: bytes) -> None:
 def test_progress_is_sent_once_per_interval(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a hundred reports in a row the first is sent."""
     monkeypatch.setattr(connection, "PROGRESS_INTERVAL_S", 20.0)  # a loaded machine takes its time for a hundred
-    for step in range(100):
-        daemon.connection.progress(step)
+    for _ in range(100):
+        daemon.connection.progress()
     daemon.connection.send(messages.Ready())
 
-    assert daemon.received() == [messages.TrainerProgress(0), messages.Ready()]
+    assert daemon.received() == [messages.SignOfLife(), messages.Ready()]
 
 
 def test_the_descriptors_come_with_their_message(daemon: Daemon) -> None:
