@@ -182,10 +182,9 @@ class Dialer:
         and log the reason of each failure."""
         for address in await self._addresses(label):
             try:
-                if not why_unreachable(self._local.bound, address):
-                    found = await self._hello(address, genesis)
-                    self.attempts.pop(str(address), None)
-                    return found
+                found = await self._hello(address, genesis)
+                self.attempts.pop(str(address), None)
+                return found
             except HelloRejected as error:
                 if is_noted:
                     self._note(str(address), error.reason)
@@ -257,14 +256,13 @@ class Dialer:
 
     async def _try_one(self, target: _Target, genesis: bytes | None, outcomes: asyncio.Queue[_Outcome | None]) -> None:
         try:
-            reason = why_unreachable(self._local.bound, target.address)
-            if reason:
-                raise HelloRejected(reason, final=False)
             outcomes.put_nowait((target, await self._hello(target.address, genesis)))
         except HelloRejected as error:
             outcomes.put_nowait((target, error))
 
     async def _hello(self, address: Address, genesis: bytes | None) -> HelloResult:
+        if reason := why_unreachable(self._local.bound, address):
+            raise HelloRejected(reason, final=False)
         try:
             return await say_hello(
                 self._transport, address, context=self._context, genesis=genesis, timeout_s=HELLO_TIMEOUT_S

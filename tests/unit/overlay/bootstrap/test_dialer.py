@@ -250,6 +250,16 @@ async def test_a_single_try_keeps_the_reason_of_its_failure_where_it_is_asked_to
     assert made.attempts == {}
 
 
+@run_by(run)
+async def test_a_single_try_says_why_it_did_not_dial_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node on the loopback that meets nobody is told so, as one that joins is."""
+    made, dialled = dialer({FOUNDER: None}, monkeypatch, bound="127.0.0.1")
+
+    assert await made.try_once(FOUNDER, GENESIS, is_noted=True) is None
+    assert dialled == []
+    assert "listens on 127.0.0.1" in made.attempts[str(FOUNDER)]
+
+
 #: Modules that make reasons, and the calls that do.
 MAKERS = {
     "overlay/bootstrap/hello.py": r"HelloRejected\(\s*f?\"([^\"]+)\"",
