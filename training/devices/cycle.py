@@ -65,21 +65,11 @@ class CycleServer:
         """Those that take part in the present cycle."""
         return list(self._workers)
 
-    @property
-    def joined(self) -> list[int]:
-        """Those that have been told to take the distributed step of this cycle, or sit it out."""
-        return [worker for worker, state in self._workers.items() if state.has_joined]
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether a worker has been answered in this cycle."""
-        return self.given > 0 or bool(self.joined)
-
     def join(self, worker: int) -> list[GivenAnswer]:
         """A worker takes part: from now on, if nobody has been answered in this cycle, otherwise from the next one."""
         if worker in self._workers or worker in self._newcomers:
             return []
-        if self.is_begun:
+        if self.given or any(state.has_joined for state in self._workers.values()):
             self._newcomers.append(worker)
         else:
             self._workers[worker] = _Worker()

@@ -25,9 +25,10 @@ HANG_S = 10.0
 #: In multiples of that: 5 min and 1 h (docs/scripts.md).
 IDLE_FACTOR = 30.0
 WORKING_FACTOR = 360.0
-#: The same for the first turn, and for an order that writes a file: idle for so long it is stalled, and killed.
-FIRST_STALLED_FACTOR, FILE_STALLED_FACTOR = 1.0, 10.0
+#: In the first turn, and in an order that writes a file, only idle time counts: for so long it is killed. One that
+#: writes a file is stalled later, too.
 FIRST_IDLE_FACTOR = 60.0
+FILE_STALLED_FACTOR = 10.0
 #: On a busy machine a process that works may get no processor for some tenths of a second.
 STARVED_S = 1.0
 
@@ -65,7 +66,7 @@ class Limits:
         """`pace_s`: the median duration of the trainer's turns or evaluations; None in the first turn of a process, and
         where an order writes a file."""
         if pace_s is None:
-            stalled_s = max(STARVED_S, hang_s * (FILE_STALLED_FACTOR if writes_file else FIRST_STALLED_FACTOR))
+            stalled_s = max(STARVED_S, hang_s * (FILE_STALLED_FACTOR if writes_file else 1.0))
             return cls(stalled_s, FIRST_IDLE_FACTOR * hang_s, WORKING_FACTOR * hang_s, only_idle=True)
         stalled_s = max(hang_s, STALLED_STEPS * pace_s)
         idle_s = max(IDLE_FACTOR * hang_s, KILL_FACTOR * stalled_s)
