@@ -100,9 +100,9 @@ class Overlay:
         self._joining.on_arrival(self._try_line)
         self._joining.on_arrival(self._reachability.check_now)
         local.on_change(self._on_local_change)
-        # What others call of the services, as it is there. Of the peers a suspected one is alive. `attempts`: the last
+        # What others call of the services, as it is there. Of the peers a suspected one is alive. `failures`: the last
         # failure by bootstrap address.
-        self.node_id, self.line, self.attempts = local.node_id, local.line, dialer.attempts
+        self.node_id, self.line, self.failures = local.node_id, local.line, dialer.failures
         self.is_alive = members.peers.__contains__
         self.announce, self.set_willing = local.announce, local.set_willing
         self.peers = members.peers
@@ -150,7 +150,7 @@ class Overlay:
 
     async def join_local(self) -> bool:
         """Join through an announced node of the local network; False if this node should found the swarm."""
-        return await self._lan.join(self._joining.join, self._joining.attempts)
+        return await self._lan.join(self._joining.join, self._joining.failures)
 
     def found(self, genesis: bytes) -> None:
         """Found the swarm with this genesis (16 bytes), or open it again."""

@@ -1,9 +1,9 @@
 """Dials the addresses of bootstraps and remembered peers until a node of this swarm answers, with backoff.
 
 Each round tries all remembered peers at the same time, and a moment later the bootstraps one by one, in a random
-order (RFC 8305, section 5). The next is dialled when all before have failed, or a quarter of a second after the one
-before. So each of three bootstraps is asked first by a third of those that start at one moment, and a silent one costs
-a joiner that quarter. Each failure keeps its reason. Names are resolved while other addresses are dialled; if the
+order (RFC 8305, section 5). The next is dialled when all before have failed, or `ATTEMPT_DELAY_S` after the one before.
+So nodes that start at one moment spread over the bootstraps, and a silent bootstrap costs a joiner only that delay. The
+last failure of each address is kept with its reason. Names are resolved while other addresses are dialled; if the
 resolver does not answer, its last addresses are used.
 Dialling ends without success in one case only: every bootstrap answered, and none belongs to this swarm
 (`NotThisSwarm`). A node never founds a swarm because no bootstrap answered.
@@ -30,6 +30,24 @@ from p2pnode.overlay.environment import Environment
 from p2pnode.overlay.errors import OverlayError
 from p2pnode.overlay.local_node import LocalNode
 from p2pnode.overlay.transport import Transport
+
+#: Longest wait for one `hello`: connecting, and each wait for the response.
+HELLO_TIMEOUT_S = 2.0
+#: The pause after a round grows from one to the other.
+MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.25, 10.0
+#: Bootstraps are dialled this much later than remembered peers.
+BOOTSTRAP_DELAY_S = 0.2
+#: The next bootstrap is dialled this much later than the one before (the value of RFC 8305).
+ATTEMPT_DELAY_S = 0.25
+#: While nothing answers, the log says so this often, with what to do.
+REMIND_S = 60.0
+#: Most remembered peers dialled in one round.
+MAX_REMEMBERED = 16
+#: Longest wait for a resolver.
+RESOLVE_TIMEOUT_S = 5.0
+UNRESOLVED = "cannot be resolved"
+#: All addresses of `host:port`. Raises `OSError`, `ValueError`.
+Resolver = Callable[[str], Awaitable[Sequence[Address]]]
 
 #: Addresses in one reminder; remembered peers may be many.
 MAX_EXPLAINED = 8
@@ -81,37 +99,18 @@ def what_to_do(reason: str) -> str:
     return next((advice for part, advice in _ADVICE if part.lower() in lower), OTHERWISE)
 
 
-def explained(attempts: Mapping[str, str]) -> list[str]:
+def explained(failures: Mapping[str, str]) -> list[str]:
     """One sentence per address: why it failed, and what to do."""
-    return [f"{address} {reason}: {what_to_do(reason)}" for address, reason in list(attempts.items())[:MAX_EXPLAINED]]
-
-
-#: Longest wait for one `hello`: connecting, and each wait for the response.
-HELLO_TIMEOUT_S = 2.0
-MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.25, 10.0
-#: Bootstraps are dialled this much later than remembered peers.
-BOOTSTRAP_DELAY_S = 0.2
-#: A bootstrap that has not answered for this long is no reason to wait with the next (the value of RFC 8305).
-ATTEMPT_DELAY_S = 0.25
-#: While nothing answers, the log says so this often, with what to do.
-REMIND_S = 60.0
-#: Most remembered peers dialled in one round.
-MAX_REMEMBERED = 16
-
-#: Longest wait for a resolver.
-RESOLVE_TIMEOUT_S = 5.0
-UNRESOLVED = "cannot be resolved"
-#: All addresses of `host:port`. Raises `OSError`, `ValueError`.
-Resolver = Callable[[str], Awaitable[Sequence[Address]]]
+    return [f"{address} {reason}: {what_to_do(reason)}" for address, reason in list(failures.items())[:MAX_EXPLAINED]]
 
 
 class NotThisSwarm(OverlayError):
-    """Every bootstrap answered and none belongs to this swarm. `attempts`: (address, reason)."""
+    """Every bootstrap answered and none belongs to this swarm. `failures`: (address, reason)."""
 
-    def __init__(self, attempts: list[tuple[str, str]]) -> None:
-        tried = "; ".join(f"{address} {reason}" for address, reason in attempts)
+    def __init__(self, failures: list[tuple[str, str]]) -> None:
+        tried = "; ".join(f"{address} {reason}" for address, reason in failures)
         super().__init__(f"no bootstrap belongs to this swarm: {tried}. Check swarm.run and swarm.bootstrap")
-        self.attempts = attempts
+        self.failures = failures
 
 
 class OnlyItself(NotThisSwarm):
@@ -131,7 +130,7 @@ _Outcome = tuple[_Target, HelloResult | HelloRejected]
 
 
 class Dialer:
-    """Dials until a node of this swarm answers. `attempts` holds the last failure by address."""
+    """Dials until a node of this swarm answers. `failures`: the reason of the last failure, by address."""
 
     def __init__(
         self,
@@ -143,7 +142,7 @@ class Dialer:
         on_duplicate_identity: Callable[[int, int, Address], None],
         resolver: Resolver | None = None,
     ) -> None:
-        self.attempts: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
         self.resolver: Resolver = resolver or resolve
         self._resolved: dict[str, Sequence[Address]] = {}
         self._local = local
@@ -162,16 +161,16 @@ class Dialer:
         pause_s = MIN_RETRY_DELAY_S
         began = reminded = self._clock.monotonic()
         while True:
-            result, ending = await self._round(bootstraps, remembered(), genesis)
+            result, error = await self._round(bootstraps, remembered(), genesis)
             if result is not None:
-                self.attempts.clear()
+                self.failures.clear()
                 return result
-            if bootstraps and ending is not None:
-                raise ending(list(self.attempts.items()))
+            if error is not None:
+                raise error(list(self.failures.items()))
             now = self._clock.monotonic()
-            if now - reminded >= REMIND_S and self.attempts:
+            if now - reminded >= REMIND_S and self.failures:
                 reminded = now
-                self._log.warning("still_not_joined", waited_s=round(now - began), tried=explained(self.attempts))
+                self._log.warning("still_not_joined", waited_s=round(now - began), tried=explained(self.failures))
             await asyncio.sleep(pause_s * (0.5 + self._rng.random()))
             pause_s = min(1.6 * pause_s, MAX_RETRY_DELAY_S)
 
@@ -183,7 +182,7 @@ class Dialer:
         for address in await self._addresses(label):
             try:
                 found = await self._hello(address, genesis)
-                self.attempts.pop(str(address), None)
+                self.failures.pop(str(address), None)
                 return found
             except HelloRejected as error:
                 if is_noted:
@@ -193,8 +192,8 @@ class Dialer:
     async def _round(
         self, bootstraps: Sequence[str], remembered: Sequence[Address], genesis: bytes | None
     ) -> tuple[HelloResult | None, type[NotThisSwarm] | None]:
-        """One try of all addresses; also how dialling ends, where all bootstraps answered that they do not belong to
-        this swarm."""
+        """Try all addresses once: the answer of a node of this swarm; or the error that ends dialling, where all
+        bootstraps answered and none belongs to this swarm."""
         outcomes: asyncio.Queue[_Outcome | None] = asyncio.Queue()
         tasks: list[asyncio.Task[None]] = []
 
@@ -206,6 +205,7 @@ class Dialer:
         now = asyncio.get_running_loop().time
         waiting = self._rng.sample(list(bootstraps), len(bootstraps))
         next_s = now() + (BOOTSTRAP_DELAY_S if remembered else 0.0)
+        # Bootstraps by the answers of their addresses, of which each may have several.
         final: set[str] = set()
         own: set[str] = set()
         foreign: set[str] = set()
@@ -236,7 +236,7 @@ class Dialer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if not final.issuperset(bootstraps):
+        if not bootstraps or not final.issuperset(bootstraps):
             return None, None
         return None, OnlyItself if own.issuperset(bootstraps) and not foreign else NotThisSwarm
 
@@ -272,14 +272,14 @@ class Dialer:
             raise
 
     async def _addresses(self, label: str | Address) -> Sequence[Address]:
-        """The present addresses of a label, or the last known ones; empty where there never were any."""
+        """The present addresses of a bootstrap, or the last ones that the resolver gave; empty if it never gave any."""
         if isinstance(label, Address):
             return [label]
         try:
             async with asyncio.timeout(RESOLVE_TIMEOUT_S):
                 self._resolved[label] = await self.resolver(label)
-            if self.attempts.get(label, "").startswith(UNRESOLVED):
-                del self.attempts[label]
+            if self.failures.get(label, "").startswith(UNRESOLVED):
+                del self.failures[label]
         except TimeoutError:
             self._note(label, f"{UNRESOLVED}: no answer within {RESOLVE_TIMEOUT_S:g} s")
         except (OSError, ValueError) as error:
@@ -288,8 +288,8 @@ class Dialer:
 
     def _note(self, address: str, reason: str) -> None:
         """Keep the reason of a failure; log it when it changed."""
-        if self.attempts.get(address) != reason:
-            self.attempts[address] = reason
+        if self.failures.get(address) != reason:
+            self.failures[address] = reason
             self._log.warning("bootstrap_failed", address=address, reason=reason)
 
 
@@ -328,5 +328,5 @@ async def advertised_address(text: str) -> tuple[str, int] | None:
     if usable_host(text) is not None:
         return str(usable_host(text)), 0
     has_port = text.rpartition(":")[2].isdigit()
-    address = (await resolve(text if has_port else f"{text}:1"))[0]
+    address = (await resolve(text if has_port else f"{text}:1"))[0]  # any port: `resolve` asks for one
     return address.host, address.port if has_port else 0

@@ -62,9 +62,9 @@ class Joining:
         self._callbacks.append(callback)
 
     @property
-    def attempts(self) -> dict[str, str]:
+    def failures(self) -> dict[str, str]:
         """Last failure by address."""
-        return self._dialer.attempts
+        return self._dialer.failures
 
     def load(self) -> None:
         """Read the remembered peers from disk."""
@@ -89,7 +89,7 @@ class Joining:
             result = await self._dialer.dial(self._bootstraps, self.known_addresses, genesis)
         except OnlyItself:
             self._bootstraps = []
-            self._dialer.attempts.clear()
+            self._dialer.failures.clear()
             raise
         self._local.enter(result.genesis)
         await self._arrive(result)
@@ -141,7 +141,7 @@ class Joining:
                 await self._meet(genesis)
 
     async def _meet(self, genesis: bytes, *, is_noted: bool = False) -> None:
-        """Dial one address whose node is unknown now. `is_noted`: `attempts` says why it did not answer."""
+        """Dial one address whose node is unknown now. `is_noted`: `failures` says why it did not answer."""
         peers = self._members.peers
         unknown = self._unknown_address({str(peer.address) for peer in peers} | {str(self._local.address)})
         if unknown is None:

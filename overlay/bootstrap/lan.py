@@ -189,7 +189,7 @@ class LanDiscovery:
             await asyncio.sleep(POLL_INTERVAL_S)
         return not self.should_found()
 
-    async def join(self, join: Join, attempts: Mapping[str, str]) -> bool:
+    async def join(self, join: Join, failures: Mapping[str, str]) -> bool:
         """Join through an announced node; False if this node should found the swarm. Retries until cancelled while a
         node that does not answer announces that it is in a swarm."""
         while await self.has_local_peer():
@@ -198,7 +198,7 @@ class LanDiscovery:
                     await join([], self._local.genesis)
                     return True
             except TimeoutError:
-                self._log.warning("neighbours_do_not_answer", attempts=dict(attempts))
+                self._log.warning("neighbours_do_not_answer", attempts=dict(failures))
                 self._drop_lowest()
         return False
 

@@ -88,7 +88,7 @@ class SwarmEntry(NodePart):
                 self.waits_for_swarm = True
                 self.log.warning("waiting_for_swarm", run=self.config.swarm.run, hint=WAITING_HINT)
             elif not joining.done():
-                tried = dict(self.overlay.attempts)
+                tried = dict(self.overlay.failures)
                 self.log.warning("waiting_for_bootstrap", waited_s=REJOIN_TIMEOUT_S, tried=tried, hint=BOOTSTRAP_HINT)
             await joining
         finally:

@@ -125,7 +125,7 @@ def summary(
 
 
 def _join(node: Node) -> str:
-    failures = "; ".join(f"{address}: {reason}" for address, reason in node.overlay.attempts.items())
+    failures = "; ".join(f"{address}: {reason}" for address, reason in node.overlay.failures.items())
     if failures:
         return f"joining; {failures}"
     if node.overlay.genesis is not None and awaits_script(node):
@@ -168,7 +168,7 @@ def _joining(node: Node) -> list[Finding]:
             warning(
                 f"bootstrap {address}: {reason}", NEW_SWARM if is_member and OTHER in reason else what_to_do(reason)
             )
-            for address, reason in node.overlay.attempts.items()
+            for address, reason in node.overlay.failures.items()
         ]
     if node.entry.waits_for_swarm:
         found.append(warning(f"no member of run {node.config.swarm.run} answers; this node waits", WAITING_HINT))

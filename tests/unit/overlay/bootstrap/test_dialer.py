@@ -97,7 +97,7 @@ async def test_bootstraps_follow_when_remembered_peers_are_gone(monkeypatch: pyt
     assert result.contact.address == OTHER
     assert sorted(dialled) == sorted([OLD, FOUNDER, OTHER])
     assert asyncio.get_running_loop().time() - began_s < BOOTSTRAP_DELAY_S, "it waited though all had refused"
-    assert made.attempts == {}
+    assert made.failures == {}
 
 
 @run_by(run)
@@ -213,8 +213,8 @@ async def test_a_node_on_the_loopback_is_told_why_it_reaches_no_other_machine(mo
     dialling.cancel()
 
     assert dialled == []
-    assert "listens on 127.0.0.1" in made.attempts[str(FOUNDER)]
-    assert 'node.host = "0.0.0.0"' in made.attempts[str(FOUNDER)]
+    assert "listens on 127.0.0.1" in made.failures[str(FOUNDER)]
+    assert 'node.host = "0.0.0.0"' in made.failures[str(FOUNDER)]
 
 
 @run_by(run)
@@ -242,12 +242,12 @@ async def test_a_single_try_keeps_the_reason_of_its_failure_where_it_is_asked_to
     answers: Answers = {FOUNDER: HelloRejected("refused", final=False)}
     made, _ = dialer(answers, monkeypatch)
     assert await made.try_once(FOUNDER, GENESIS) is None
-    assert made.attempts == {}
+    assert made.failures == {}
     assert await made.try_once(FOUNDER, GENESIS, is_noted=True) is None
-    assert made.attempts == {str(FOUNDER): "refused"}
+    assert made.failures == {str(FOUNDER): "refused"}
     answers[FOUNDER] = None
     assert await made.try_once(FOUNDER, GENESIS, is_noted=True) is not None
-    assert made.attempts == {}
+    assert made.failures == {}
 
 
 @run_by(run)
@@ -257,7 +257,7 @@ async def test_a_single_try_says_why_it_did_not_dial_an_address(monkeypatch: pyt
 
     assert await made.try_once(FOUNDER, GENESIS, is_noted=True) is None
     assert dialled == []
-    assert "listens on 127.0.0.1" in made.attempts[str(FOUNDER)]
+    assert "listens on 127.0.0.1" in made.failures[str(FOUNDER)]
 
 
 #: Modules that make reasons, and the calls that do.

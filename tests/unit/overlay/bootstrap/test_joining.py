@@ -33,7 +33,7 @@ class Scripted:
     """In the place of dialer, lookups and membership; what they are asked is recorded."""
 
     def __init__(self, peers: PeerTable) -> None:
-        self.attempts: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
         self.dialled: list[tuple[list[str], list[Address], bytes | None]] = []
         self.tried: list[str] = []
         self.noted: list[bool] = []

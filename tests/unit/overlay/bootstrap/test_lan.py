@@ -62,7 +62,7 @@ class Joins:
     def __init__(self, needs_s: float) -> None:
         self.needs_s = needs_s
         self.calls: list[tuple[Sequence[str], bytes | None]] = []
-        self.attempts = {"10.0.0.1:8468": "timed out"}
+        self.failures = {"10.0.0.1:8468": "timed out"}
 
     async def join(self, bootstraps: Sequence[str], genesis: bytes | None) -> None:
         self.calls.append((bootstraps, genesis))
@@ -109,7 +109,7 @@ async def test_a_network_without_multicast_is_logged_and_otherwise_ignored() -> 
     for world, events in ((World(fails=True), ["lan_discovery_failed"]), (World(has_lan=False), [])):
         await world.service.start()
         assert [record.event for record in world.records] == events
-        assert not await world.service.join(world.joins.join, world.joins.attempts)
+        assert not await world.service.join(world.joins.join, world.joins.failures)
         world.local.enter(GENESIS)
         await world.service.announce_when_joined()
         await world.service.stop()
@@ -124,7 +124,7 @@ async def test_lower_ids_that_do_not_answer_are_dropped_until_this_node_founds()
     world.receive(LOWER)
     world.receive(LOWEST)
     began = loop.time()
-    assert not await world.service.join(world.joins.join, world.joins.attempts)
+    assert not await world.service.join(world.joins.join, world.joins.failures)
     assert loop.time() - began >= 2 * LAN_JOIN_TIMEOUT_S
     assert [record.event for record in world.records] == ["neighbours_do_not_answer"] * 2
     assert world.records[0].fields["attempts"] == {"10.0.0.1:8468": "timed out"}
@@ -136,7 +136,7 @@ async def test_a_node_never_founds_beside_one_that_announces_a_swarm() -> None:
     world = World(join_s=3600.0)
     await world.service.start()
     world.receive(LOWER, joined=True)
-    task = asyncio.create_task(world.service.join(world.joins.join, world.joins.attempts), name="join")
+    task = asyncio.create_task(world.service.join(world.joins.join, world.joins.failures), name="join")
     await asyncio.sleep(10 * LAN_JOIN_TIMEOUT_S)
     assert not task.done()
     assert len(world.joins.calls) >= 9

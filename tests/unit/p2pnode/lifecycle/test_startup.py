@@ -202,7 +202,7 @@ async def test_a_founder_whose_only_bootstrap_is_itself_founds(swarm: Swarm) -> 
     member = swarm.start("n1", bootstrap="n0").living
     await swarm.until(lambda: member.state == "training", within_s=60, what="both train")
     assert (founder.entry.founder, member.entry.founder) == (True, False)
-    assert founder.overlay.attempts == {}
+    assert founder.overlay.failures == {}
 
     await end(swarm, "n0")
     back = swarm.start("n0", bootstrap="n0").living

@@ -236,7 +236,7 @@ async def test_bootstraps_that_failed_are_a_finding_until_there_is_a_peer(swarm:
     end, whose peers have left before it, does not either."""
     host, _ = swarm.start_many(2)
     await swarm.until(lambda: host.living.state == "training", within_s=60, what="both train")
-    host.living.overlay.attempts["old:1"] = "refused the connection: no process listens there"
+    host.living.overlay.failures["old:1"] = "refused the connection: no process listens there"
     assert found(swarm, host, "bootstrap") == []
     await swarm.kill("n1")
     await swarm.until(lambda: not host.living.overlay.peers, within_s=60, what="it is found dead")
