@@ -25,6 +25,8 @@ from p2pnode.training.supervisor.process import (
 from p2pnode.training.supervisor.process_trainer import ProcessTrainer
 from p2pnode.training.supervisor.trainer_socket import TrainerSocket
 from p2pnode.training.trainer_link import messages
+from p2pnode.training.trainer_link.interface import StepOrder, StepReport
+from p2pnode.training.trainer_link.record_messages import RecordsTrained
 from tests.harness.environment.simulated import ListLog, VirtualClock
 from tests.harness.environment.virtual_loop import run as run_virtual
 from tests.process.harness.trainer_world import is_running, wait_until
@@ -157,6 +159,28 @@ def test_a_request_for_a_step_of_a_cancelled_order_is_late(tmp_path: Path) -> No
 
     run_virtual(main())
     assert wanted == [1]
+
+
+def test_what_a_cancelled_turn_has_trained_counts_for_nothing(tmp_path: Path) -> None:
+    """It does not reach the model. That of an order under way is told, before its answer."""
+    told: list[Any] = []
+
+    async def main() -> None:
+        trainer = trainer_of(tmp_path)
+        trainer._process, trainer._socket = SimpleNamespace(), SimpleNamespace(send=lambda _: None)
+        trainer.on_data(told.append)
+        for turn in (1, 2):
+            training = asyncio.create_task(trainer.train(StepOrder(turn, 1, 1.0, True)))
+            await asyncio.sleep(0.1)
+            if turn == 2:
+                training.cancel()
+                await asyncio.gather(training, return_exceptions=True)
+            trainer._on_message(RecordsTrained(turn, turn, []))
+            trainer._on_message(messages.Trained(turn, StepReport(turn, 1.0, 8, 1, 1.0, {})))
+            await asyncio.gather(training, return_exceptions=True)
+
+    run_virtual(main())
+    assert told == [RecordsTrained(1, 1, [])]
 
 
 @pytest.mark.parametrize(("state", "polite_s"), [("running", POLITE_S), ("hung", 0.0)])
