@@ -82,8 +82,8 @@ async def test_why_each_address_of_a_name_failed_is_said() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(5):
             await node.join(["swarm:8468"], genesis=None)
-    assert set(node.attempts) == {str(endpoint(9)), f"[2001:db8::1]:{PORT}"}
-    assert 'node.host = "::"' in node.attempts[f"[2001:db8::1]:{PORT}"]
+    assert set(node.failures) == {str(endpoint(9)), f"[2001:db8::1]:{PORT}"}
+    assert 'node.host = "::"' in node.failures[f"[2001:db8::1]:{PORT}"]
     await world.stop()
 
 

@@ -263,15 +263,15 @@ async def test_wrong_addresses_are_told_apart() -> None:
     await node.start()
     with pytest.raises(NotThisSwarm) as caught:
         await node.join([f"{address_of(1)}:{PORT}", f"{address_of(3)}:{PORT}"], genesis=None)
-    reasons = dict(caught.value.attempts)
+    reasons = dict(caught.value.failures)
     assert "belongs to run 'other', this node to 'tests'" in reasons[f"{address_of(1)}:{PORT}"]
     assert "is this node itself" in reasons[f"{address_of(3)}:{PORT}"]
     waiting = [f"{address_of(1)}:{PORT}", f"{address_of(2)}:{PORT}", f"{address_of(9)}:{PORT}"]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(10):
             await node.join(waiting, genesis=None)
-    assert "has not joined a swarm yet" in node.attempts[f"{address_of(2)}:{PORT}"]
-    assert node.attempts[f"{address_of(9)}:{PORT}"]
+    assert "has not joined a swarm yet" in node.failures[f"{address_of(2)}:{PORT}"]
+    assert node.failures[f"{address_of(9)}:{PORT}"]
     logged = [r for r in world.records if r.event == "bootstrap_failed" and r.node == "n3"]
     assert len(logged) <= 8, "said when the reason changes, not each time"
     await world.stop()
