@@ -237,5 +237,5 @@ class PeerSampler:
         radius = ball_radius(before.estimate)
         inside = inside_ball(target, (contact.node_id for contact in found), radius)
         others = [node_id for node_id in inside if node_id != self._local.node_id]
-        if is_kept(len(inside), SLOTS, self._rng):
+        if is_kept(len(inside), self._rng):
             self.pool.add(others, now, self._balls_wanted)

@@ -13,7 +13,7 @@ import pytest
 from p2pnode.overlay.addresses import Address
 from p2pnode.overlay.discovery.peer_sampling import MAX_BALLS, MIN_PAUSE_PER_LOOKUP, PeerSampler
 from p2pnode.overlay.discovery.population import Population
-from p2pnode.overlay.discovery.sampling import SLOTS, SamplePool, is_kept
+from p2pnode.overlay.discovery.sampling import SamplePool, is_kept
 from p2pnode.overlay.ids import distance
 from p2pnode.overlay.kademlia.calls import NegativeCache
 from p2pnode.overlay.local_node import LocalNode
@@ -327,7 +327,7 @@ def test_the_chi_square_test_finds_a_small_bias() -> None:
 def test_a_ball_is_kept_in_proportion_to_its_size() -> None:
     """|S| / m: never when empty, always when full."""
     rng = random.Random(4)
-    kept = [sum(is_kept(size, SLOTS, rng) for _ in range(4000)) / 4000 for size in (0, 5, 10, 20)]
+    kept = [sum(is_kept(size, rng) for _ in range(4000)) / 4000 for size in (0, 5, 10, 20)]
 
     assert kept == pytest.approx([0, 0.25, 0.5, 1], abs=0.03)
 
