@@ -23,7 +23,7 @@ from p2pnode.client import STATUS_FILE, NodeClient, RunningNode, find, running_o
 from p2pnode.config.state_folders import LOCAL
 from p2pnode.directory_lock import is_locked, taken
 from p2pnode.errors import ExitCode, UserError, state_directory_unusable
-from p2pnode.log_file import LOG_FILE, of_line, open_log
+from p2pnode.log_file import LOG_FILE, line_entry, open_log
 
 POLL_INTERVAL_S = 0.1
 #: Longest wait for the API of a node; a loaded machine imports slowly.
@@ -164,7 +164,7 @@ def _ended(folder: Path, code: int, begin: int) -> UserError:
         hint = next((line.removeprefix("hint: ") for line in following if line.startswith("hint: ")), "")
         message = lines[at].removeprefix("error: ")
     else:
-        events = [of_line(line) for line in lines]
+        events = [line_entry(line) for line in lines]
         told = [entry for entry in events if entry.level in ("error", "warning") and entry.event]
         why = [f"{entry.event}: {entry.fields.get('reason') or dict(entry.fields)}" for entry in told[-1:]]
         said = why or [entry.fields["text"] for entry in events if not entry.event][-SHOWN_LINES:]

@@ -1,7 +1,7 @@
-"""`node.log`, the log of a node in the background, and the entries in it: bounded by its writer, followed by readers.
+"""`node.log`, the log of a node in the background: its writer bounds it, and readers follow it and select entries.
 
-The file is the standard error of its process. When it is full it becomes `node.log.1` and the next one begins, so the
-two take at most twice `MAX_BYTES`. Entries come from its lines or from `/events`.
+The file is the standard output and error of its process. When it is full it becomes `node.log.1` and the next one
+begins, so the two take about twice `MAX_BYTES`. Entries come from its lines or from `/events`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-#: Its name in the state directory, and that of the one before.
+#: The log in the state directory, and the one before it.
 LOG_FILE, FORMER_FILE = "node.log", "node.log.1"
-#: Days of an ordinary node.
+#: An ordinary node writes as much in some days.
 MAX_BYTES = 16 << 20
 #: Only its owner reads it: a script may print anything.
 MODE = 0o600
 
 LEVELS = ("debug", "info", "warning", "error")
-#: The nodes of `--local` have their number in front.
+#: With `--local` the lines of each node begin with its number.
 _NUMBERED = re.compile(r"\[(\d+)\] ")
+#: Held while a log is checked and replaced: all threads of a process write to it.
+_replacing = threading.Lock()
 
 
 def open_log(folder: Path) -> int:
@@ -45,14 +47,14 @@ def is_log_of(folder: Path, descriptor: int) -> bool:
 def bounded(
     folder: Path, write: Callable[[bytes], object], descriptors: tuple[int, ...] = (1, 2), *, max_bytes: int = MAX_BYTES
 ) -> Callable[[bytes], object]:
-    """`write`, which begins a new log of this directory when the present one is full. `descriptors` are standard output
-    and error of this process; where neither is the log, `write` itself. Any thread may call it."""
+    """`write` with a new log begun before it, when the present one is full; any thread may call it. `descriptors`: the
+    standard output and error of this process. Where neither is the log of this directory, nothing is added."""
     logs = [one for one in descriptors if is_log_of(folder, one)]
     if not logs:
         return write
 
     def put(data: bytes) -> None:
-        with _changing, contextlib.suppress(OSError):  # a full disk: the present file goes on
+        with _replacing, contextlib.suppress(OSError):  # on a full disk the present file goes on
             if os.fstat(logs[0]).st_size >= max_bytes:
                 _begin_anew(folder, logs)
         write(data)
@@ -60,11 +62,8 @@ def bounded(
     return put
 
 
-_changing = threading.Lock()
-
-
 def _begin_anew(folder: Path, descriptors: Sequence[int]) -> None:
-    if is_log_of(folder, descriptors[0]):  # not yet by another process
+    if is_log_of(folder, descriptors[0]):  # otherwise another process has replaced the file already
         (folder / LOG_FILE).replace(folder / FORMER_FILE)
     opened = open_log(folder)
     try:
@@ -74,15 +73,15 @@ def _begin_anew(folder: Path, descriptors: Sequence[int]) -> None:
         os.close(opened)
 
 
-def lines_of(file: Path) -> Iterator[str]:
-    """The lines of the file before this one, where there is one."""
-    with contextlib.suppress(FileNotFoundError), (file.with_name(FORMER_FILE)).open(errors="replace") as former:
+def former_lines(file: Path) -> Iterator[str]:
+    """The lines of the log before this one, if there is one."""
+    with contextlib.suppress(FileNotFoundError), file.with_name(FORMER_FILE).open(errors="replace") as former:
         for line in former:
             yield line.rstrip("\n")
 
 
 class Follower:
-    """Reads whole lines as they are written, also those after the file has been replaced. A context: it closes it."""
+    """Reads whole lines as they are written, also after the file has been replaced. Leaving its context closes it."""
 
     def __init__(self, file: Path) -> None:
         """Raises `OSError`."""
@@ -101,7 +100,7 @@ class Follower:
         found = self._lines()
         with contextlib.suppress(FileNotFoundError):
             if not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
-                found += self._lines()  # what was written before the change
+                found += self._lines()  # what was written before the file was replaced
                 self._file.close()
                 self._file = self._path.open("rb")
                 self._rest = b""
@@ -117,8 +116,8 @@ class Follower:
 
 
 class Entry(NamedTuple):
-    """One event. `time_s`: seconds since 1970, None where a line has none. A line that is no event (a message of the
-    interpreter) has an empty `event`, and its text in `fields`."""
+    """One event. `time_s`: seconds since 1970, None where a line has none. For a line that is no event, as a message of
+    the interpreter, `event` is empty and `fields` has its `text`."""
 
     time_s: float | None
     level: str
@@ -131,22 +130,23 @@ class Entry(NamedTuple):
 
 
 class EntryFilter(NamedTuple):
-    """Entries from `level` up, and of these events alone, where any are named; `*` stands for any characters. `node`:
-    of this node of `--local` alone, by its number."""
+    """Takes entries of `level` and above. `events`: only these, where any are named; `*` stands for any characters.
+    `node`: only those of this node of `--local`, by its number."""
 
     level: str = "info"
     events: Sequence[str] = ()
     node: str = ""
 
     def takes(self, entry: Entry) -> bool:
+        # A line that is no event passes every level: a traceback says why a node has ended.
         rank = LEVELS.index(entry.level) if entry.level in LEVELS else len(LEVELS)
         if rank < LEVELS.index(self.level) or (self.node and self.node != str(entry.fields.get("node"))):
             return False
         return not self.events or any(fnmatchcase(entry.event, pattern) for pattern in self.events)
 
 
-def of_event(event: Mapping[str, Any]) -> Entry:
-    """An entry of `/events`."""
+def event_entry(event: Mapping[str, Any]) -> Entry:
+    """The entry of an event of `/events`."""
     time_s, fields = event.get("time"), event.get("fields")
     return Entry(
         float(time_s) if isinstance(time_s, int | float) else None,
@@ -156,8 +156,8 @@ def of_event(event: Mapping[str, Any]) -> Entry:
     )
 
 
-def of_line(line: str) -> Entry:
-    """A line of a log in JSON, with the number of its node where it has one; another line is an entry with its text."""
+def line_entry(line: str) -> Entry:
+    """The entry of a line of the log: an event in JSON, with the number of its node if it has one; or any text."""
     numbered = _NUMBERED.match(line)
     text = line if numbered is None else line[numbered.end() :]
     try:
@@ -179,6 +179,6 @@ def _time_s(timestamp: object) -> float | None:
 
 
 def last(entries: Iterable[Entry], wanted: EntryFilter, count: int) -> list[Entry]:
-    """The newest `count` of those that are wanted, oldest first."""
+    """The newest `count` of the wanted entries, the oldest of them first."""
     taken = [entry for entry in entries if wanted.takes(entry)]
     return taken[-count:] if count else []

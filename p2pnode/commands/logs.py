@@ -17,7 +17,7 @@ from p2pnode.commands.options import JsonOption, WhichNode, running_in, takes
 from p2pnode.commands.output import print_line, print_lines, print_notice
 from p2pnode.config.state_folders import LOCAL
 from p2pnode.errors import ExitCode, UserError
-from p2pnode.log_file import LEVELS, LOG_FILE, Entry, EntryFilter, Follower, last, lines_of, of_event, of_line
+from p2pnode.log_file import LEVELS, LOG_FILE, Entry, EntryFilter, Follower, event_entry, former_lines, last, line_entry
 from p2pnode.terminal.lines import Line, Span, Style, Tone, cells, clipped, wrapped
 from p2pnode.terminal.numbers import number
 
@@ -71,7 +71,7 @@ def _newest(*files: Path) -> Path:
 def _from_node(client: NodeClient, wanted: EntryFilter, lines: int, show: Show, *, follow: bool) -> int:
     """The events that the node keeps; those of a later start of it too."""
     page = client.events()
-    show(last(map(of_event, page["events"]), wanted, lines))
+    show(last(map(event_entry, page["events"]), wanted, lines))
     seen, is_away = int(page["last"]), False
     while follow:
         time.sleep(ASK_S)
@@ -84,7 +84,7 @@ def _from_node(client: NodeClient, wanted: EntryFilter, lines: int, show: Show, 
             continue
         if page["dropped"]:
             print_notice(f"{page['dropped']} events were no longer kept")
-        show(entry for entry in map(of_event, page["events"]) if wanted.takes(entry))
+        show(entry for entry in map(event_entry, page["events"]) if wanted.takes(entry))
         seen, is_away = int(page["last"]), False
     return 0
 
@@ -93,10 +93,10 @@ def _from_file(file: Path, wanted: EntryFilter, lines: int, show: Show, follow: 
     """The log file; `follow` the node that writes it, until it has ended."""
     try:
         with Follower(file) as follower:
-            show(last(map(of_line, [*lines_of(file), *follower.read()]), wanted, lines))
+            show(last(map(line_entry, [*former_lines(file), *follower.read()]), wanted, lines))
             while follow is not None:
                 is_over = not follow.alive
-                show(entry for entry in map(of_line, follower.read()) if wanted.takes(entry))
+                show(entry for entry in map(line_entry, follower.read()) if wanted.takes(entry))
                 if is_over:
                     print_notice("the node has ended")
                     break

@@ -15,11 +15,11 @@ from p2pnode.log_file import (
     EntryFilter,
     Follower,
     bounded,
+    event_entry,
+    former_lines,
     is_log_of,
     last,
-    lines_of,
-    of_event,
-    of_line,
+    line_entry,
     open_log,
 )
 
@@ -41,7 +41,7 @@ def test_a_full_file_becomes_the_former_one(tmp_path: Path, descriptor: int) -> 
     assert all(0 < size <= 110 for size in sizes)
     assert sorted(path.name for path in tmp_path.iterdir()) == [LOG_FILE, FORMER_FILE]
     with Follower(tmp_path / LOG_FILE) as follower:
-        kept = [int(line) for line in [*lines_of(tmp_path / LOG_FILE), *follower.read()]]
+        kept = [int(line) for line in [*former_lines(tmp_path / LOG_FILE), *follower.read()]]
     assert kept == list(range(kept[0], 50))
     assert is_log_of(tmp_path, descriptor)
     assert (tmp_path / LOG_FILE).stat().st_mode & 0o077 == 0
@@ -88,9 +88,9 @@ LINE = '{"peer": "ab", "event": "peer_dead", "level": "warning", "timestamp": "1
 
 def test_a_line_of_json_is_an_event_with_its_time() -> None:
     """Level, event and timestamp leave the fields; a number in front is that of a local node."""
-    assert of_line(LINE) == Entry(60.0, "warning", "peer_dead", {"peer": "ab"})
-    assert of_line(f"[3] {LINE}") == Entry(60.0, "warning", "peer_dead", {"node": 3, "peer": "ab"})
-    assert of_event({"id": 1, "time": 60, "level": "warning", "event": "peer_dead", "fields": {"peer": "ab"}}) == (
+    assert line_entry(LINE) == Entry(60.0, "warning", "peer_dead", {"peer": "ab"})
+    assert line_entry(f"[3] {LINE}") == Entry(60.0, "warning", "peer_dead", {"node": 3, "peer": "ab"})
+    assert event_entry({"id": 1, "time": 60, "level": "warning", "event": "peer_dead", "fields": {"peer": "ab"}}) == (
         Entry(60.0, "warning", "peer_dead", {"peer": "ab"})
     )
 
@@ -100,7 +100,7 @@ def test_a_line_of_json_is_an_event_with_its_time() -> None:
 )
 def test_any_other_line_keeps_its_text(line: str) -> None:
     """It has no event; what begins with "error:" is one."""
-    entry = of_line(line)
+    entry = line_entry(line)
     assert (entry.event, entry.fields) == ("", {"text": line})
     assert entry.level == ("error" if "error:" in line else "")
 
@@ -108,7 +108,7 @@ def test_any_other_line_keeps_its_text(line: str) -> None:
 def test_a_level_takes_what_is_worse_and_lines_without_one() -> None:
     """A message of the interpreter is never hidden by a level, but by a name."""
     entries = [Entry(0, level, f"peer_{level}", {}) for level in ("debug", "info", "warning", "error")]
-    entries.append(of_line("Traceback"))
+    entries.append(line_entry("Traceback"))
 
     def names(wanted: EntryFilter) -> list[str]:
         return [entry.event for entry in entries if wanted.takes(entry)]
