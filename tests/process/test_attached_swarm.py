@@ -447,6 +447,7 @@ async def test_a_cancelled_turn_of_a_script_is_left(world: World) -> None:
         assert (await trainer.train(order(2, 3))).optimizer_steps == 3
 
 
+@pytest.mark.long
 def test_a_script_ends_with_its_daemon(tmp_path: Path) -> None:
     """When the daemon is killed the script ends too."""
     (tmp_path / "train.py").write_text(LOOP)

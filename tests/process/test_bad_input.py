@@ -16,6 +16,7 @@ import pytest
 
 from p2pnode.client import STATUS_FILE
 from tests.harness.project.repository import ROOT
+from tests.harness.runner.long_run import more
 from tests.process.harness.forked_python import run_p2pnode, start_p2pnode
 
 #: Seconds a refused start may take; importing torch on a loaded machine is most of it.
@@ -193,9 +194,11 @@ def test_missing_data_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "task", "words"),
     [
-        ("", "no_such_module_here:Task", ["no_such_module_here"]),
         ("", "bad_task:Missing", ["Missing"]),
-        ("import does_not_exist\n", "bad_task:Task", ["does_not_exist"]),
+        *more(
+            ("", "no_such_module_here:Task", ["no_such_module_here"]),
+            ("import does_not_exist\n", "bad_task:Task", ["does_not_exist"]),
+        ),
         (
             "class Task:\n    build = batches = loss = evaluate = print\n"
             "    def __init__(self, *a, **k):\n        raise RuntimeError('no luck')\n",

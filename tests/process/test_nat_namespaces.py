@@ -11,7 +11,7 @@ import pytest
 
 from p2pnode.overlay.sealing.swarm_key import SwarmKey
 from tests.process.harness.lan_world import LanNode, Machine, NotPermitted, attempt, run
-from tests.process.harness.swarm_world import START_S, until
+from tests.process.harness.swarm_world import SHORT_STEPS, START_S, TRAINER, until
 
 PORT = 8468
 FIRST, SECOND, ROUTER, HIDDEN = "10.77.0.2", "10.77.0.3", "10.77.0.9", "192.168.77.2"
@@ -24,8 +24,9 @@ class Daemon(LanNode):
         super().__init__(
             folder,
             name,
-            {"node.port": PORT, "training.local_steps": 50, "log.format": "json"},
+            {**SHORT_STEPS, "node.port": PORT, "log.format": "json"},
             machine=Machine(namespace, host),
+            script=TRAINER,
             bootstrap=f"{FIRST}:{PORT}" if host != FIRST else "",
             environment={"P2PNODE_SWARM_KEY": key.text},
         )

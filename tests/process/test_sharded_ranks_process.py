@@ -147,7 +147,8 @@ def trained(folder: Path, kind: str, end: End) -> Node:
 
 @UNDISTURBED
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("kind", "kill"), [("fsdp", kill_rank), *more(("tp", kill_all))])
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "kill"), [("fsdp", kill_rank), ("tp", kill_all)])
 def test_all_ranks_are_restored_when_one_is_killed_or_all(
     seen: Callable[[str], Seen], tmp_path: Path, kind: str, kill: End
 ) -> None:
