@@ -1,9 +1,9 @@
 """Decides when a node writes a checkpoint, and writes it beside training: vector, trainer's own state, held shards.
 
-Between two steps a checkpoint only begins. The trainer copies its own state and a thread of it writes the copy; the
-vector is read shard by shard while the next step trains (`training.exchange.store.replica`), and the shards that the
-node holds are copied a few at a time. The marker comes last (`training.files.checkpoint`). A full disk is logged and
-never ends the node.
+Between two steps a checkpoint only begins: the trainer copies its own state, and writes the copy while it trains on.
+The vector is read shard by shard during the next step (`training.exchange.store.replica`), and the shards that the node
+holds are copied a few at a time. The marker comes last (`training.files.checkpoint`). A full disk is logged and never
+ends the node.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from p2pnode.training.shards.delta_range import MAX_STATE_LENGTH, has_length
 from p2pnode.training.shards.state import ShardState
 from p2pnode.training.trainer_link.interface import Trainer, TrainerFailed
 
-#: Training is held while the trainer copies its state, for one part in so many at most: else checkpoints are rarer. A
-#: shorter hold than this may be that of a busy machine.
+#: The trainer is held while it copies its state. A hold longer than `SHORT_HOLD_S` makes checkpoints rarer, so that it
+#: is at most one part in `HELD_PART` of the time; a shorter one may come from a busy machine.
 HELD_PART, SHORT_HOLD_S = 50, 0.2
 #: A leaving node waits this long for a trainer that writes its own state to a slow disk.
 LAST_FILE_S = 60.0
 #: Of float32.
 VALUE_BYTES = 4
-#: A shard that is being written is read again after so long.
+#: The pause before a shard of the replica is read again, because it was written meanwhile.
 READ_AGAIN_S = 0.002
-#: After so many copies that a delta spoilt, the next one is made on the loop.
+#: After this many copies that a delta spoilt, the next one is made on the loop, where no delta comes between.
 ATTEMPTS = 3
 
 
 @dataclass(slots=True)
 class _Checkpoint:
-    """One that is being written. `saving` ends when the trainer's own state is saved, or cannot be; `state` and
-    `reading` are there when the delta before it is counted."""
+    """A checkpoint that is being written. `saving` ends when the trainer's own state is saved, or cannot be. `state`
+    and `reading` are there when the delta before it is counted."""
 
     folder: str
     began_s: float
     saving: asyncio.Task[None] | None = None
-    #: When the trainer was free for its next order.
-    copied_s: float | None = None
+    #: How long the trainer copied its state; 0.0 before it has.
+    held_s: float = 0.0
     state: CheckpointState | None = None
     reading: ReplicaReading | None = None
 
@@ -67,7 +67,7 @@ class _Checkpoint:
 
 @dataclass(slots=True)
 class _Work:
-    """Bytes of the last checkpoint: on disk, and all that are known to follow."""
+    """The last checkpoint in bytes: all that are known, and those on disk."""
 
     began_s: float
     total: int
@@ -75,14 +75,14 @@ class _Work:
 
 
 async def _at_once() -> None:
-    """No delta is on its way."""
+    """Wait for no delta: none is on its way."""
 
 
 class BrokenValues(OSError):
     """The vector has values that no training makes: a checkpoint of them would push a good one off the disk."""
 
 
-def _counted(slices: Iterable[Vector], work: _Work | None) -> Iterator[Vector]:
+def _checked(slices: Iterable[Vector], work: _Work | None) -> Iterator[Vector]:
     """The same slices; each counts as written when the next one is asked for. Raises `BrokenValues`."""
     for values in slices:
         if not has_length(values, MAX_STATE_LENGTH):
@@ -94,9 +94,9 @@ def _counted(slices: Iterable[Vector], work: _Work | None) -> Iterator[Vector]:
 
 @dataclass(eq=False)
 class CheckpointWriter:
-    """Writes the checkpoints of a node that has the vector. `on_saved` gets the path of the trainer's state file after
-    each successful save. `trainer_state` is that of the checkpoint the node started from, below its state directory.
-    Without a `trainer` there is no such state: a script with an engine keeps its own."""
+    """Writes the checkpoints of a node that has the vector. `trainer_state` is the trainer's state file that was saved
+    last, below the state directory: at first that of the checkpoint from which the node started. `on_saved` gets its
+    path after each save. Without a `trainer` there is no such file: a script with an engine keeps its own state."""
 
     config: Config
     exchange: Exchange
@@ -109,7 +109,7 @@ class CheckpointWriter:
     _writing: asyncio.Task[None] | None = None
     _last: _Checkpoint | None = None
     _work: _Work | None = None
-    #: How long the last checkpoint held the trainer.
+    #: How long the trainer copied its state for the newest checkpoint that has it.
     _held_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -120,14 +120,14 @@ class CheckpointWriter:
         self._ended_s = self._clock.monotonic()
 
     @property
-    def last_written(self) -> tuple[int, int, float] | None:
-        """The last checkpoint, while it is written: bytes on disk, all of them, and the seconds since it began; None
-        otherwise. The trainer's own state is not counted: only its process knows how much it is."""
+    def progress_of_last(self) -> tuple[int, int, float] | None:
+        """While the last checkpoint is written: its bytes on disk, all of them, and the seconds since it began. None
+        otherwise. The trainer's own state is not among them: only its process knows its size."""
         work = self._work
         return None if work is None else (work.done, work.total, self._clock.monotonic() - work.began_s)
 
     async def write_if_due(self, counted: Callable[[], Awaitable[object]] = _at_once) -> None:
-        """Begin a checkpoint if the last one was written `training.checkpoint_s` ago.
+        """Begin a checkpoint if the one before was written `training.checkpoint_s` ago.
 
         The trainer has just handed over a delta, and copies its own state before it trains on. `counted` waits until
         that delta is in the shared values, which are read then: a restart neither loses nor repeats training."""
@@ -139,31 +139,31 @@ class CheckpointWriter:
         if self._clock.monotonic() - self._ended_s < period_s:
             return
         if self._writing is None or self._writing.done():
-            begun = await self._begin(trainer_s=None)
+            begun = await self._begin(copy_s=None)
             if begun is not None:
                 self._writing = asyncio.create_task(self._write(begun, counted), name="checkpoint")
 
-    async def begin_last(self, trainer_s: float) -> None:
-        """Begin the last checkpoint; the trainer has `trainer_s` to copy its state, while the node leaves."""
+    async def begin_last(self, copy_s: float) -> None:
+        """Begin the last checkpoint; the trainer has `copy_s` to copy its state, while the node leaves."""
         if not self.config.training.checkpoint_s:
             return
         await self.stop()
-        begun = await self._begin(trainer_s=trainer_s)
+        begun = await self._begin(copy_s=copy_s)
         if begun is not None:
             self._last = begun
             self._work = _Work(begun.began_s, VALUE_BYTES * self.manifest.layout.total)
             self._writing = asyncio.create_task(self._write_vector(begun), name="last-checkpoint")
 
     async def finish_last(self) -> None:
-        """Finish it when nothing changes any more, with the shards that no peer took over: if all nodes leave together,
-        the next start has nothing else."""
+        """Finish the last checkpoint when nothing changes any more, with the shards that no peer took over: if all
+        nodes leave together, the next start has nothing else."""
         begun, self._last = self._last, None
         if begun is None or self._writing is None:
             return
         try:
             await asyncio.wait([self._writing])
             self._writing.result()
-            await self._finish(begun, LAST_FILE_S)
+            await self._finish(begun, file_s=LAST_FILE_S)
         except OSError as error:
             self._not_written(self.progress.step, error)
         finally:
@@ -171,7 +171,7 @@ class CheckpointWriter:
             await begun.give_up()
 
     async def stop(self) -> None:
-        """Give up the checkpoint that is being written, if there is one; the one before it stays."""
+        """Give up the checkpoint that is being written, if any; the one before it stays."""
         if self._last is not None:
             await self._last.give_up()
         if self._writing is not None:
@@ -181,8 +181,8 @@ class CheckpointWriter:
 
     # -- one checkpoint -----------------------------------------------------------------------------------------
 
-    async def _begin(self, trainer_s: float | None) -> _Checkpoint | None:
-        """What the next step must not change; the step waits for this. None if the disk cannot be read."""
+    async def _begin(self, copy_s: float | None) -> _Checkpoint | None:
+        """Order the trainer to save its state before it gets the next step. None if the disk fails."""
         began_s, progress = self._clock.monotonic(), self.progress
         try:
             folder = await self._executor.run(checkpoint.new_folder, self._disk, progress.step)
@@ -190,7 +190,7 @@ class CheckpointWriter:
             self._not_written(progress.step, error)
             return None
         begun = _Checkpoint(folder, began_s)
-        begun.saving = asyncio.create_task(self._save_trainer(begun, trainer_s), name="save-trainer")
+        begun.saving = asyncio.create_task(self._save_trainer(begun, copy_s), name="save-trainer")
         await asyncio.sleep(0)  # the order to save reaches the trainer before that of the next step
         return begun
 
@@ -198,7 +198,7 @@ class CheckpointWriter:
         try:
             await counted()
             await self._write_vector(begun)
-            await self._finish(begun, None)
+            await self._finish(begun, file_s=None)
         except Exception as error:  # training goes on, and the next checkpoint may be written
             self._not_written(self.progress.step, error)
         finally:
@@ -222,20 +222,20 @@ class CheckpointWriter:
             marks=[],
         )
         begun.reading = reading = self.exchange.reading(partial(time.sleep, READ_AGAIN_S))
-        slices = _counted(reading.slices(), self._work)
+        slices = _checked(reading.slices(), self._work)
         try:
             await self._executor.run(checkpoint.write_vector, self._disk, begun.folder, layout, slices)
         finally:
             reading.close()
 
-    async def _finish(self, begun: _Checkpoint, trainer_s: float | None) -> None:
-        """Write the shards, wait for the trainer's file, and write the marker. Raises `OSError`."""
+    async def _finish(self, begun: _Checkpoint, *, file_s: float | None) -> None:
+        """Write the held shards, wait `file_s` for the trainer's file, and write the marker. Raises `OSError`."""
         assert begun.state is not None
         assert begun.reading is not None
         assert begun.saving is not None
         await self._write_states(begun.folder)
         try:
-            async with asyncio.timeout(trainer_s):
+            async with asyncio.timeout(file_s):
                 await asyncio.shield(begun.saving)
         except TimeoutError:
             self._log.warning("trainer_state_not_saved", step=begun.state.step, reason="the disk is slow")
@@ -247,7 +247,7 @@ class CheckpointWriter:
             "checkpoint_written",
             step=state.step,
             seconds=round(ended_s - begun.began_s, 3),
-            held_seconds=round(0.0 if begun.copied_s is None else self._held_s, 3),
+            held_seconds=round(begun.held_s, 3),
         )
 
     async def _write_states(self, folder: str) -> None:
@@ -265,7 +265,7 @@ class CheckpointWriter:
                 self._work.done += sum(held[shard][1].size_bytes for shard in shards)
 
     async def _save_trainer(self, begun: _Checkpoint, copy_s: float | None) -> None:
-        """Have the trainer save its own state. `copy_s` limits the time until it has a copy of it, which is noted."""
+        """Have the trainer save its own state. `copy_s` limits the time until it has copied it, which is noted."""
         if self.environment.state_path is None or self.trainer is None:
             return
         name = f"{begun.folder}/{checkpoint.TRAINER_FILE}"
@@ -273,8 +273,7 @@ class CheckpointWriter:
         try:
             async with asyncio.timeout(copy_s):
                 written = await self.trainer.save(str(file))
-            begun.copied_s = self._clock.monotonic()
-            self._held_s = begun.copied_s - begun.began_s
+            self._held_s = begun.held_s = self._clock.monotonic() - begun.began_s
             await written
         except (TimeoutError, TrainerFailed) as error:
             reason = str(error) or "the trainer is busy"
@@ -285,7 +284,7 @@ class CheckpointWriter:
 
 
 async def copied(state: ShardState, executor: Executor) -> ShardState:
-    """An independent copy, made in a thread: begun again if a delta was added while the arrays were copied."""
+    """An independent copy, made in a thread; made again if a delta was added meanwhile."""
     for _ in range(ATTEMPTS):
         copy = state.unfilled_copy()
         await executor.run(copy.fill_from, state)

@@ -196,7 +196,7 @@ def ongoing(node: Node, uptime_s: float) -> list[Ongoing]:
         found.append(Ongoing(what="nodes", done=min(have, need), total=need, unit="nodes", since_seconds=uptime_s))
     if (steps := _steps(node)) is not None:
         found.append(steps)
-    if node.checkpoints is not None and (written := node.checkpoints.last_written) is not None:
+    if node.checkpoints is not None and (written := node.checkpoints.progress_of_last) is not None:
         found.append(_bytes("last checkpoint", *written))
     return found
 

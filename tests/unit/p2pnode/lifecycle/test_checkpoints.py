@@ -457,14 +457,14 @@ def test_the_last_checkpoint_says_how_far_it_is(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = World(tmp_path, disk_s=1.0)
         await world.periodic(1)
-        assert world.writer.last_written is None
+        assert world.writer.progress_of_last is None
         leaving = asyncio.create_task(world.leave(2))
         while not leaving.done():
             await asyncio.sleep(0.25)
-            if (now := world.writer.last_written) is not None:
+            if (now := world.writer.progress_of_last) is not None:
                 seen.append(now)
         await leaving
-        assert world.writer.last_written is None
+        assert world.writer.progress_of_last is None
 
     run(scenario())
     done = [row[0] for row in seen]
