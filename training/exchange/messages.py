@@ -1,13 +1,13 @@
-"""Messages of a step: push, pull, forward, and the search for owners, as MessagePack through msgspec.
+"""Messages of a step: push, pull, forward, the search for owners, and requests through a relay.
 
-Decoding checks every struct: types, and the lengths of lists and texts. Arrays travel as frames in the body
-(`training.encoding.frames`). `docs/protocol.md` describes the same messages. Those that move a shard are in
+They are MessagePack through msgspec, which checks types and the lengths of lists and texts. Arrays travel as frames in
+the body (`training.encoding.frames`). `docs/protocol.md` describes the same messages. Those that move a shard are in
 `training.exchange.ownership_messages`.
 
-The answer to a push may be a stream. An owner that forwards a delta to a backup over a slow line is silent for as long
-as that takes. So it answers before that: a head without results, then a body of small pieces. A piece is its length
-(4 bytes, big-endian) and a MessagePack list of results; an empty one only says that the forward moves. What has arrived
-of an answer that breaks off is valid. Pure.
+The answer to a push may be a stream, because an owner may forward the delta to a backup over a slow line, and is not to
+be silent meanwhile. It sends a head without results, then a body of small pieces. A piece is its length (4 bytes,
+big-endian) and a MessagePack list of results; length 0 only says that the forward moves. If the answer breaks off, the
+pieces that have arrived are valid. Pure.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from p2pnode.training.exchange.terms import (
 )
 
 Shards = Annotated[list[ShardIndex], Meta(max_length=MAX_SHARDS)]
-#: A number of nodes, counted or estimated; 0: not said.
-WorkersSaid = Annotated[float, Meta(ge=0, le=1e9)]
-#: Deltas in one `repair` or `request_repair`: half a megabyte.
+#: How many nodes train, as the sender counts or estimates them; 0: not said.
+WorkerCount = Annotated[float, Meta(ge=0, le=1e9)]
+#: Most deltas in one `repair` or `request_repair`, which have half a megabyte.
 MAX_DELTAS = 8192
-#: Bytes of a message in a body: 65,536 rows of identities have 2.4 MB.
+#: Most bytes of a message in a body: 65,536 rows of identities have 2.4 MB.
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True):
     """A node's delta of one step, for the shards listed; one `DELTA` array each follows in the body, in that order.
 
-    `workers`: how many nodes train by the sender's count, which the weight was made with; 0: not said. `apart`: no
-    owner was in reach then; the delta may be of many steps, and is added as one from the other side of a split.
+    `weight` was computed with `workers`. `apart`: no owner was in reach when it was made; the delta may be of many
+    steps, and is added as one from the other side of a split.
     """
 
     node: NodeId
@@ -61,12 +61,12 @@ class Push(msgspec.Struct, frozen=True, array_like=True):
     weight: Weight
     shards: Shards
     fences: Annotated[list[Fence], Meta(max_length=MAX_SHARDS)] = []
-    workers: WorkersSaid = 0.0
+    workers: WorkerCount = 0.0
     apart: bool = False
 
 
 PushStatus = Literal["ok", "redirect", "retry", "refused"]
-#: Why an owner refuses a delta permanently, and why one is to be sent again.
+#: Why an owner refuses a delta permanently.
 RefusalReason = Literal[
     "not_yours",
     "shape",
@@ -77,6 +77,7 @@ RefusalReason = Literal[
     "out_of_range",
     "ahead",
 ]
+#: Why a delta is to be sent again.
 RetryReason = Literal[
     "owner_unknown",
     "no_backup_yet",
@@ -86,18 +87,16 @@ RetryReason = Literal[
     "too_many_pending",
     "no_norms_yet",
 ]
-
-
 #: The reason of an `ok` to a delta that was added before, as its identity shows.
 KNOWN = "known"
 
 
 class PushResult(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one shard of a push; `reason` for `refused` and `retry`, `owner_info` for `redirect`.
+    """What became of one shard of a push. With `redirect` comes the `owner_info`, with `refused` and `retry` a
+    `reason`, of which a later version may have more: a receiver accepts any.
 
-    A receiver accepts any reason, for a later version may have more of them. `version`: that of the owner's state with
-    the delta. What is pulled in an earlier one lacks it, or may lack it where `reason` is `known`: it was added before;
-    0: not said.
+    `version`: that of the owner's state, which has the delta; 0: not said. Values of an earlier version lack the delta;
+    if it was `KNOWN` they may have it.
     """
 
     shard: ShardIndex
@@ -122,24 +121,23 @@ class PushResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PushAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Where there are no results here they follow in the body (`training.exchange.messages`). `workers`: how many nodes
-    train by the responder's count; 0: not said."""
+    """Without results here the body has them in pieces (`piece_of`)."""
 
     results: Annotated[list[PushResult], Meta(max_length=MAX_SHARDS)]
-    workers: WorkersSaid = 0.0
+    workers: WorkerCount = 0.0
 
 
-#: The random name of a publication, which is a published value and its changes, and the digest of the value; empty:
-#: none.
+#: The random name of a publication, which is a published value and its changes; empty: none.
 PublicationId = Annotated[bytes, Meta(max_length=8)]
+#: Of a published value; empty: none.
 Digest = Annotated[bytes, Meta(max_length=8)]
-#: Changes of one shard in one answer.
+#: Most changes of one shard in one answer.
 MAX_CHANGES = 1024
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
-    """A shard to be pulled, and the term and version of the puller's copy. If that is a published value, its
-    publication and its published version too."""
+    """A shard to be pulled, and the term and version of the puller's copy. If the copy is a published value, also its
+    publication and its version there (`published`)."""
 
     shard: ShardIndex
     term: Term
@@ -166,15 +164,15 @@ class Pull(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PullResult(msgspec.Struct, frozen=True, array_like=True):
-    """With status `value` the shard follows in the body, with `copy` the copy of a node that does not own it. With
-    `same` the puller's copy is up to date. With `later`, for a final pull, the owner's backup has other bits still.
+    """The answer for one shard, by status. `value`: the owner's values follow in the body. `copy`: those of a node that
+    does not own it. `same`: the puller's copy is up to date. `redirect`: `owner_info` owns it. `retry`: the receiver
+    knows no owner. `later`: in a final pull, the owner's backup has other bits still.
 
     `rank` is the term by which the value ranks among copies of the shard. It differs from the owner's term after a
     take-over that has added nothing yet: such a value ranks as the copy it began with.
 
-    To a puller that follows, `value` with a `publication` is the published value as a whole. With `changes` that many
-    changes of it follow, from the puller's published version to `published`. `digest` is that of the published value
-    then.
+    To a puller that follows, `value` with a `publication` is the published value as a whole. With status `changes` as
+    many as `changes` says follow, from the puller's published version to `published`, whose value has this `digest`.
     """
 
     shard: ShardIndex
@@ -203,9 +201,9 @@ class PullAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Forwarded(msgspec.Struct, frozen=True, array_like=True):
-    """One shard of a forward. `scale` is what the owner clipped it by, `norm` its length before. `has_it`: the delta is
-    the receiver's own, and does not follow in the body: it keeps what it has pushed until that is answered. `number`: a
-    batch of named values has a number of its own in each shard; 0: that of the forward."""
+    """One shard of a forward. `scale` is the factor of the owner's clipping, `norm` the length before it. `has_it`: the
+    receiver made this delta and keeps it until its push is answered, so it is not in the body. `number`: in place of
+    the forward's `step` for a batch of named values, which has another number in each shard; 0: none."""
 
     shard: ShardIndex
     term: Term
@@ -217,7 +215,7 @@ class Forwarded(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Forward(msgspec.Struct, frozen=True, array_like=True):
-    """A push, forwarded to a backup or learner; `weight` is the one that the owner will add it with."""
+    """A push, forwarded to a backup or learner; `weight`: with which the owner will add it."""
 
     node: NodeId
     incarnation: Number
@@ -257,9 +255,9 @@ class LocateOwnersAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Indirect(msgspec.Struct, frozen=True, array_like=True):
-    """A request of this name that a relay is to pass on to `target`, at this address; the body follows. `payload` is
-    the message of the request. The relay waits through a silence of `timeout_ms`, and adds who sent it (`origin`).
-    Without a name the target only answers, with the payload."""
+    """A request that a relay is to pass on to `target` at this address: its `name`, and its message as `payload`; its
+    body follows. The relay gives up after a silence of `timeout_ms`, and adds the sender as `origin`. Without a name
+    the target only answers, with the payload."""
 
     target: NodeId
     host: Host
@@ -287,11 +285,11 @@ def decode(payload: Buffer, kind: type[S]) -> S:
     """Decode and check a message. Raises `msgspec.DecodeError`, of which `ValidationError` is a subclass."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)
-    except (UnicodeDecodeError, RecursionError) as error:  # such lists in lists are behind the last element
+    except (UnicodeDecodeError, RecursionError) as error:  # unknown elements at the end may nest without end
         raise msgspec.DecodeError(f"{error}") from error
 
 
-#: The bytes of a message. No function around it: each request and answer would call it.
+#: The bytes of a message. Not a function of this module: one more call for each request and answer.
 encode: Callable[[msgspec.Struct], bytes] = msgspec.msgpack.encode
 
 
@@ -309,13 +307,14 @@ async def read_record(reader: FrameReader, shard: int, kind: type[S]) -> S:
         raise BadFrame(f"malformed {kind.__name__}: {error}") from error
 
 
+#: Of the length in front of a piece.
 _LENGTH_BYTES = 4
 #: Longest piece: results of all shards, each with an owner and a reason.
 MAX_PIECE_BYTES = 4 * 1024 * 1024
-#: Says that the owner is at work.
+#: The piece of length 0.
 SIGN_OF_LIFE = bytes(_LENGTH_BYTES)
 
-_DECODER = msgspec.msgpack.Decoder(list[PushResult])
+_RESULTS = msgspec.msgpack.Decoder(list[PushResult])
 
 
 def piece_of(results: Sequence[PushResult]) -> bytes:
@@ -336,6 +335,6 @@ async def read_results(body: AsyncIterator[Buffer]) -> AsyncIterator[list[PushRe
         data = bytearray(size)
         await reader.fill(memoryview(data))
         try:
-            yield _DECODER.decode(data)
+            yield _RESULTS.decode(data)
         except (ValueError, RecursionError) as error:
             raise BadFrame(f"a malformed piece in the answer to a push: {error}") from error
