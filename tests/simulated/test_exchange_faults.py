@@ -66,7 +66,7 @@ async def test_a_fence_that_only_one_node_remembers_blocks_no_other(world: World
     await again.exchange.directory.learn_all(world.owner().contact)
 
     began = world.clock.monotonic()
-    report = await again.exchange.pull_client.pull(1, deadline_s=BOUND_S)
+    report = await again.exchange.pull_client.pull(1, silence_s=BOUND_S)
 
     assert report.missing == []
     assert world.clock.monotonic() - began < 5.0
@@ -89,7 +89,7 @@ async def test_an_owner_that_is_no_candidate_any_more_is_sent_the_fence_as_well(
         again = await world.start("n6")
         await asyncio.sleep(3.0)
 
-        assert (await again.exchange.pull_client.pull(1, deadline_s=BOUND_S)).missing == []
+        assert (await again.exchange.pull_client.pull(1, silence_s=BOUND_S)).missing == []
         assert world.owner() is owning
         assert owning.exchange.store.owned[0].term.number > 50
 

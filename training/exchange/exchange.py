@@ -259,7 +259,7 @@ class Exchange:
         nodes = 1 + await self._failover.resume(expected, wait_s)
         founded = await self.found()
         if not self.store.holds_values:
-            await self.pull_client.pull(self.run.step, deadline_s=RELAXED_PULL_S)
+            await self.pull_client.pull(self.run.step, silence_s=RELAXED_PULL_S)
         lost = self._failover.lost_in_restart()
         self.counters.lost_in_restarts += (count := sum(lost.values()))
         log = self._log.info if clean and not count else self._log.warning
@@ -284,7 +284,7 @@ class Exchange:
         if not self.store.holds_values:
             if all(term == ZERO_TERM for term, _ in self.replica.versions()):
                 await self.pull_client.claim_initial_values(self._genesis)
-            report = await self.pull_client.pull(self.run.step, deadline_s=None)
+            report = await self.pull_client.pull(self.run.step, silence_s=None)
         self._owners_are_known()
         return report
 
@@ -324,10 +324,8 @@ class Exchange:
     async def pull(self, step: int, sent: Vector | None = None) -> PullReport:
         """Bring the replica up to date. Under bsp the barrier of `step` has passed; otherwise it may pass meanwhile.
         `sent` is this node's last delta, `float32[total]`, as the owners have it."""
-        deadline_s = DETECTION_BOUND_S if self.synchronous else RELAXED_PULL_S
-        return await self.pull_client.pull(
-            step, deadline_s=deadline_s, sent=sent if is_plain(self.codec.codec) else None
-        )
+        silence_s = DETECTION_BOUND_S if self.synchronous else RELAXED_PULL_S
+        return await self.pull_client.pull(step, silence_s=silence_s, sent=sent if is_plain(self.codec.codec) else None)
 
     @property
     def rate(self) -> float:
@@ -357,7 +355,7 @@ class Exchange:
 
     async def pull_final(self, step: int, timeout_s: float) -> PullReport:
         """Bring the replica to the final values, when no node trains any more: every node gets the same bits."""
-        return await self.pull_client.pull(step, deadline_s=timeout_s, is_final=True)
+        return await self.pull_client.pull(step, silence_s=timeout_s, is_final=True)
 
     def is_needed_by(self, node_id: bytes) -> bool:
         """Whether a node that has finished may still want final values that this node owns or backs up."""
