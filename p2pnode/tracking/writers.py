@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from p2pnode.config.tracker import Kind
 
-#: The first columns of a table; those of values follow, in the order of their first appearance.
+#: The first columns of a table. Those of values follow in the order in which their names first appear.
 FIRST_COLUMNS = ["time", "step"]
 
 
@@ -53,6 +53,8 @@ class CsvWriter:
         elif self._columns[: len(FIRST_COLUMNS)] != FIRST_COLUMNS:
             self._file.close()
             raise ValueError(f"{path} is another table: its first columns are not {', '.join(FIRST_COLUMNS)}")
+        elif _is_cut_off(path):
+            self._file.write("\n")
 
     def _open(self) -> None:
         self._file = self._path.open("a", newline="", encoding="utf-8")
@@ -66,11 +68,11 @@ class CsvWriter:
     def write(self, record: Record) -> None:
         new = [name for name in record.values if name not in self._columns]
         if new:
-            self._add(new)
+            self._add_columns(new)
         cells: dict[str, Any] = {"time": round(record.wall_s, 3), "step": record.step, **record.values}
         self._rows.writerow([cells.get(name, "") for name in self._columns])
 
-    def _add(self, names: list[str]) -> None:
+    def _add_columns(self, names: list[str]) -> None:
         self._file.flush()
         self._columns = [*self._columns, *names]
         beside = self._path.with_name(self._path.name + ".tmp")
@@ -95,6 +97,13 @@ class CsvWriter:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether the last row has no end: its node was killed, or its disk was full."""
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 class TensorBoardWriter:
@@ -136,7 +145,7 @@ class TrackioWriter:
 
 
 def open_writer(kind: Kind, path: Path, run: str, name: str) -> TrackerWriter:
-    """`name` is that of this node. Raises whatever the writer's library raises."""
+    """`path`: a file for "csv", a folder for "tensorboard". `name`: of this node. Raises what the library raises."""
     match kind:
         case "csv":
             return CsvWriter(path)

@@ -48,6 +48,17 @@ def test_a_table_goes_on_after_a_restart(tmp_path: Path) -> None:
     assert [(row["step"], row["loss"], row["samples"]) for row in table(path)] == [("1", "1", ""), ("2", "", "2")]
 
 
+def test_a_row_that_was_cut_off_spoils_no_further_one(tmp_path: Path) -> None:
+    """A node that is killed, or whose disk is full, may leave a part of a row."""
+    path = tmp_path / "steps.csv"
+    path.write_text("time,step,loss\n1.0,1,0.5\n2.0,2,0.")
+    writer = CsvWriter(path)
+    writer.write(Record(3, 3.0, {"loss": 0.25}))
+    writer.close()
+
+    assert [(row["step"], row["loss"]) for row in table(path)] == [("1", "0.5"), ("2", "0."), ("3", "0.25")]
+
+
 def test_a_table_has_one_writer(tmp_path: Path) -> None:
     """A second node at the same file is told so; also after the table was written again for a column."""
     writer = CsvWriter(tmp_path / "steps.csv")
