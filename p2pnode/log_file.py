@@ -103,7 +103,6 @@ class Follower:
                 found += self._lines()  # what was written before the file was replaced
                 self._file.close()
                 self._file = self._path.open("rb")
-                self._rest = b""
                 found += self._lines()
         return found
 

@@ -83,6 +83,17 @@ def test_a_follower_gives_whole_lines_and_goes_over_to_the_next_file(tmp_path: P
         assert follower.read() == []
 
 
+def test_a_line_that_goes_on_in_the_next_file_stays_whole(tmp_path: Path, descriptor: int) -> None:
+    """What a script prints in two pieces may be divided by the begin of a new file."""
+    write = bounded(tmp_path, lambda data: os.write(descriptor, data), (descriptor,), max_bytes=6)
+    with Follower(tmp_path / LOG_FILE) as follower:
+        write(b"one\ntw")
+        write(b"o\n")
+
+        assert (tmp_path / LOG_FILE).read_bytes() == b"o\n"
+        assert follower.read() == ["one", "two"]
+
+
 LINE = '{"peer": "ab", "event": "peer_dead", "level": "warning", "timestamp": "1970-01-01T00:01:00Z"}'
 
 
