@@ -88,7 +88,7 @@ class Machine:
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[dict[str, Machine]]:
     """A, B and C."""
-    found = {name: Machine(tmp_path / name, free_port()) for name in "ABC"}
+    found = {name: Machine(tmp_path / name, port) for port, name in enumerate("ABC", free_port(3))}
     yield found
     kill_all(machine.node for machine in found.values() if machine.node is not None)
 

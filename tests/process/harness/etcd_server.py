@@ -31,7 +31,8 @@ class EtcdServer:
     def __init__(self, folder: Path, certificate: tuple[Path, Path] | None = None) -> None:
         self._folder = folder
         self._certificate = certificate
-        self.port, self._peer_port = free_port(), free_port()
+        self.port = free_port(2)
+        self._peer_port = self.port + 1
         self._process: subprocess.Popen[bytes] | None = None
         self._log = (folder / "etcd.log").open("ab")
 
