@@ -126,7 +126,7 @@ SCRIPTS = [
         TRAINED,
         environment={
             "P2PNODE_DISPATCH__SOURCE": "master",
-            "P2PNODE_DISPATCH__SERVE": "true",
+            "P2PNODE_NODE__ROLE": "peer+master",
             "P2PNODE_DISPATCH__RECORDS": '["squares.recordio"]',
             "P2PNODE_DISPATCH__PASSES": "1",
             "P2PNODE_TRAINING__MAX_STEPS": "0",
