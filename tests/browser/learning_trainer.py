@@ -28,9 +28,9 @@ class LearningTrainer(TorchlessTrainer):
         self._step_s = step_s
 
     def train(self, turn: int, order: StepOrder) -> StepReport | None:
-        for done in range(order.local_steps):
+        for _ in range(order.local_steps):
             time.sleep(self._step_s)
-            self.connection.progress(done + 1)
+            self.connection.progress()
         self.own[:] = np.float32(0.001)
         left = math.exp(-order.step / FALL)
         wave = 0.03 * math.sin(order.step * 2.399)
